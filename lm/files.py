@@ -174,15 +174,25 @@ def _is_cut(line: bytes) -> bool:
 
 
 def write_with_checksum(path: Path, contents: bytes) -> None:
-    """Write ``contents`` atomically, and their SHA-256 in a file beside it."""
-    write(_seal_of(path), hashlib.sha256(contents).hexdigest())
+    """Write ``contents`` atomically, and their SHA-256 in a file beside it.
+
+    While the contents change, that file lists the SHA-256 of the old ones too, so that both are whole ones
+    wherever this is interrupted.
+    """
+    seal, new = _seal_of(path), hashlib.sha256(contents).hexdigest()
+    if matches_checksum(path):
+        write(seal, f"{hashlib.sha256(path.read_bytes()).hexdigest()}\n{new}")
+    else:
+        write(seal, new)
     write(path, contents)
+    write(seal, new)
 
 
 def matches_checksum(path: Path) -> bool:
     """Return whether ``path`` is as ``write_with_checksum`` wrote it."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest().encode() == _seal_of(path).read_bytes()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest().encode()
+        return digest in _seal_of(path).read_bytes().split(b"\n")
     except OSError:
         return False
 

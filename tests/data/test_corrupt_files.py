@@ -1,6 +1,7 @@
 """Damaged data is named or made anew: never other text, never other numbers, never half a file."""
 
 import gzip
+import itertools
 import json
 import os
 import random
@@ -293,6 +294,29 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.sha256"]
     (tmp_path / "a").write_bytes(b"second")
     assert not matches_checksum(tmp_path / "a")
+
+
+@pytest.mark.parametrize("interrupted", [1, 2, 3])
+def test_an_interrupted_change_leaves_a_file_whole_with_old_or_new_contents(
+    tmp_path, monkeypatch, interrupted
+):
+    path, count = tmp_path / "a", itertools.count(1)
+    write_with_checksum(path, b"old")
+
+    def replaces(*paths):
+        if next(count) == interrupted:
+            raise KeyboardInterrupt
+        replace(*paths)
+
+    replace = os.replace
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", replaces)
+        write_with_checksum(path, b"new")
+    assert path.read_bytes() == (b"new" if interrupted == 3 else b"old") and matches_checksum(path)
+    write_with_checksum(path, b"newer")
+    assert matches_checksum(path)
+    path.write_bytes(b"old")
+    assert not matches_checksum(path)
 
 
 def test_a_sealed_value_comes_back_as_it_was_or_its_file_is_named():
