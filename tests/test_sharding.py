@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
@@ -69,6 +70,31 @@ def test_a_mesh_takes_the_devices_that_are_left_and_must_multiply_to_all():
 def test_what_does_not_divide_is_named_before_anything_compiles(sizes, rows, micro, message):
     with pytest.raises(SettingError, match=message):
         check_mesh(MODEL, mesh_of(*sizes).sizes(prod(sizes)), rows, micro)
+
+
+@pytest.mark.parametrize(
+    ("new", "axis", "message"),
+    [
+        ({"mixer.kind": "window", "mixer.width": 13}, "tensor", "model.mixer.width of size 13"),
+        ({"mixer.kind": "window", "mixer.width": 13}, "fsdp", None),
+        ({"mixer.kind": "gru", "mixer.width": 13}, "fsdp", "model.mixer.width of size 13"),
+        ({"mixer.kind": "gru", "mixer.width": 13}, "tensor", None),
+        ({"mixer.kind": "gru", "attention.num_heads": 3}, "tensor", None),
+        ({"mlp.activation": "none", "mlp.d_ff": 7}, "tensor", None),
+        ({"mlp.d_ff": 7}, "tensor", "model.mlp.d_ff of size 7"),
+        ({"embedding.d_embed": 9, "output.logits": "separate"}, "fsdp", "model.embedding.d_embed of size 9"),
+        (
+            {"architecture": "encoder-decoder", "cross_attention.num_heads": 3},
+            "tensor",
+            "model.cross_attention.num_heads of size 3",
+        ),
+    ],
+)
+def test_a_size_is_refused_exactly_where_a_part_that_the_model_has_is_split(new, axis, message):
+    model = changes(MODEL, {"positions.kind": "none", **new})
+    sizes = MeshConfig(**{"data": 1, axis: 2}).sizes(2)
+    with nullcontext() if message is None else pytest.raises(SettingError, match=message):
+        check_mesh(model, sizes, 8)
 
 
 def test_a_size_of_the_encoder_alone_is_named_as_its_setting():

@@ -1,7 +1,7 @@
 """Refuse what cannot be split over a mesh, or held by its devices, before anything is compiled."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from operator import attrgetter
 
@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from lm import sharding
 from lm.config.base import SettingError
+from lm.config.layers import RECURRENT
 from lm.config.model import ModelConfig
 from lm.nn.transformer import Transformer
 
@@ -20,23 +21,11 @@ def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, mi
 
     ``sizes`` are the numbers of devices along its axes; "expert" and those of the batch may be missing.
     """
-    mesh_axes = {
-        "vocab_size": "tensor",
-        "attention.num_heads": "tensor",
-        "mlp.d_ff": "tensor",
-        "d_model": "fsdp",
-        "encoder.num_heads": "tensor",
-        "encoder.d_ff": "tensor",
-    }
-    for path, axis in mesh_axes.items():
-        size = attrgetter(path)(model)
-        if size is not None:  # the encoder has none of its own
-            sharding.check_division(f"model.{path}", size, {axis: sizes[axis]})
+    for path, size, axis in _split_sizes(model):
+        sharding.check_division(f"model.{path}", size, {axis: sizes[axis]})
     if model.experts.count:
         count, devices = model.experts.count, {"expert": sizes.get("expert", 1)}
         sharding.check_division("model.experts.count", count, devices)
-    if model.mixer.width is not None:  # of the states of a recurrent mixer
-        sharding.check_division("model.mixer.width", model.mixer.width, {"fsdp": sizes["fsdp"]})
     if microbatches < 1:
         raise SettingError(f"microbatches={microbatches} should be at least 1")
     if batch_size % microbatches:
@@ -51,6 +40,36 @@ def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, mi
             f"that model.experts.group_rows={group} does not divide: make batch_size a multiple of "
             f"{group * prod(rows.values()) * microbatches}, or group_rows smaller"
         )
+
+
+def _split_sizes(model: ModelConfig) -> Iterator[tuple[str, int, str]]:
+    """Yield the path, the size and the mesh axis of each setting whose features or heads are split."""
+    yield "vocab_size", model.vocab_size, "tensor"
+    yield "d_model", model.d_model, "fsdp"
+    if model.embedding.d_embed is not None:
+        yield "embedding.d_embed", model.embedding.d_embed, "fsdp"
+    if model.mixer.kind in RECURRENT or model.mixer.kind == "window":
+        path = "d_model" if model.mixer.width is None else "mixer.width"
+        yield path, model.state_width, "fsdp" if model.mixer.kind in RECURRENT else "tensor"
+    if model.has_encoder:
+        own = model.encoder
+        heads = "attention.num_heads" if own.num_heads is None else "encoder.num_heads"
+        d_ff = "mlp.d_ff" if own.d_ff is None else "encoder.d_ff"
+        yield from _split_block_sizes(model.encoder_config, heads, d_ff)
+    if model.has_decoder:
+        yield from _split_block_sizes(model, "attention.num_heads", "mlp.d_ff")
+    if model.has_encoder and model.has_decoder and model.cross_attention.kind == "heads":
+        own_heads = model.cross_attention.num_heads is not None
+        path = "cross_attention.num_heads" if own_heads else "attention.num_heads"
+        yield path, model.cross_config.attention.num_heads, "tensor"
+
+
+def _split_block_sizes(config: ModelConfig, heads: str, d_ff: str) -> Iterator[tuple[str, int, str]]:
+    """Yield what ``_split_sizes`` does of a block, whose sizes are the settings ``heads`` and ``d_ff``."""
+    if config.has_attention_logits:
+        yield heads, config.attention.num_heads, "tensor"
+    if config.mlp.activation != "none":
+        yield d_ff, config.mlp.d_ff, "tensor"
 
 
 def check_memory(model: ModelConfig, mesh: Mesh) -> None:

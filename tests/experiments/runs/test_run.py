@@ -98,8 +98,10 @@ def test_every_row_builds_at_every_scale_without_allocating(scale, names):
     shapes = {}
     for name in names:
         e = build(name, scale)
+        # Embeddings narrower than the model, as of ALBERT, have any width at the smaller scales.
+        fsdp = 1 if (e.model.embedding.d_embed or 0) % 2 else 2
         for phase in (e.pretraining, e.finetuning):
-            check_mesh(e.model, MeshConfig(fsdp=2).sizes(8), phase.batch_size)
+            check_mesh(e.model, MeshConfig(fsdp=fsdp).sizes(8), phase.batch_size)
         if e.model.has_decoder:
             assert 0 < compute_lengths(e.objective, e.data.inputs_length).targets <= e.data.inputs_length, (
                 name
