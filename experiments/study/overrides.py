@@ -6,10 +6,12 @@ from functools import cache
 from typing import Any
 
 from experiments.study.changes import Overrides
-from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.experiment import BASELINE, Experiment, PretrainingPhase
 from experiments.study.registry import build
 from experiments.study.settings_diff import NON_SEMANTIC
 from lm.config.base import SettingError, diff, leaves, unused_settings
+from lm.config.training import OptimizerConfig
+from lm.objectives.denoising import OBJECTIVES, Objective
 
 # settings of a model that stay the row's where it starts from a checkpoint
 OF_TRAINING = (
@@ -104,8 +106,28 @@ def check_overrides_are_read(experiments: Sequence[Experiment], paths: Iterable[
         if path == "start.model":
             raise SettingError(f"{path} is set by --start: name a folder, a run or hf:NAME there")
         reasons = [unused_settings(experiment, [path]) for experiment in experiments]
+        if path == "pretraining.phases":
+            pairs = zip(reasons, experiments, strict=True)
+            reasons = [whole | _unused_in_phases(each.pretraining.phases) for whole, each in pairs]
         if all(reasons):
             raise SettingError("; ".join(reasons[0].values()))
+
+
+def _unused_in_phases(phases: Iterable[PretrainingPhase]) -> dict[str, str]:
+    """Return {path: reason} of the settings in phases that differ from their defaults and are not used.
+
+    An objective that has a name is taken as a whole.
+    """
+    reasons: dict[str, str] = {}
+    for index, phase in enumerate(phases):
+        name, changed = f"pretraining.phases[{index}]", []
+        if phase.optimizer is not None:
+            changed += [f"optimizer.{path}" for path in diff(OptimizerConfig(), phase.optimizer)]
+        if phase.objective not in OBJECTIVES.values():
+            changed += [f"objective.{path}" for path in diff(Objective(), phase.objective)]
+        unused = unused_settings(phase, changed)
+        reasons |= {f"{name}.{path}": f"{name}: {why}" for path, why in unused.items()}
+    return reasons
 
 
 def effective_overrides(name: str, scale: str, changes: Overrides) -> Overrides:

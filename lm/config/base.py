@@ -245,10 +245,15 @@ def check_seed(seed: int, name: str, most: int = 2**32 - 1) -> None:
         raise SettingError(f"{name}={seed} should be a whole number from 0 to {most}")
 
 
-def check_numbers(config: Any) -> None:
-    """Raise SettingError for a number that overflows in 32 bits, in which everything is computed."""
-    for path, value in leaves(config):
-        for number in value if isinstance(value, tuple) else (value,):
+def check_numbers(config: Any, prefix: str = "") -> None:
+    """Raise SettingError for a number that overflows in 32 bits, in which everything is computed.
+
+    ``prefix`` is the path of ``config`` in a larger one, as of ``changes``.
+    """
+    for path, value in leaves(config, prefix):
+        for index, number in enumerate(value if isinstance(value, tuple) else (value,)):
+            if dataclasses.is_dataclass(number):  # a group in a tuple, such as a phase of pre-training
+                check_numbers(number, f"{path}[{index}].")
             most = {int: 2**32 - 1, float: 3.4028235e38}.get(type(number))
             if most is not None and not -most <= number <= most:
                 raise SettingError(f"{path}={value} should be a number between -{most:.4g} and {most:.4g}")

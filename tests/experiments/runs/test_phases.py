@@ -1,5 +1,7 @@
 """The phases of pre-training: objectives and masks one after the other, as if they were one training."""
 
+import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +16,14 @@ from experiments.runs.phases import phase_settings, tokens_of_text
 from experiments.runs.result import read_result
 from experiments.runs.run import Run
 from experiments.runs.stages import stages
-from experiments.study.experiment import PretrainingPhase
+from experiments.study.experiment import Experiment, PretrainingPhase
+from experiments.study.overrides import check_overrides_are_read
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from experiments.study.words import setting_arguments
 from lm import sharding
 from lm.batch import Batch, Side
-from lm.config.base import SettingError, from_json, to_json
+from lm.config.base import SettingError, changes, check_numbers, from_json, to_json
 from lm.config.training import OptimizerConfig
 from lm.objectives.denoising import OBJECTIVES
 from lm.train.runtime.log import records
@@ -272,6 +275,33 @@ def test_settings_with_phases_are_written_read_and_given_as_words():
     assert parse_settings(setting_arguments(given), [*given]) == given
     named = PretrainingPhase.parse('{"share": 0.25, "objective": "causal-lm", "mask": "causal"}')
     assert named == THREE[0]
+
+
+@pytest.mark.parametrize(
+    ("inner", "message"),
+    [
+        (
+            {"optimizer": {"muon_rms": 0.3}},
+            r"phases\[0\]: optimizer.muon_rms is read by muon, not",
+        ),
+        ({"optimizer": {"beta1": 0.5}}, r"phases\[0\]: optimizer.beta1 is read by adamw"),
+        ({"objective": {"noise": "suffix", "rate": 0.3}}, r"phases\[0\]: objective.rate is read"),
+        ({"optimizer": {"name": "muon", "muon_rms": 0.3, "beta1": 0.5}}, None),
+        ({"objective": "causal-lm"}, None),  # a name gives all settings of its objective
+    ],
+)
+def test_a_setting_in_a_phase_that_nothing_reads_is_refused(inner, message):
+    phase = PretrainingPhase.parse(json.dumps({"share": 0.5, **inner}))
+    experiment = changes(Experiment(), {"pretraining.phases": (phase,)})
+    with nullcontext() if message is None else pytest.raises(SettingError, match=message):
+        check_overrides_are_read([experiment], ["pretraining.phases"])
+
+
+def test_a_number_in_a_phase_that_overflows_is_refused_by_its_path():
+    phase = PretrainingPhase.parse('{"share": 0.5, "optimizer": {"learning_rate": 1e300}}')
+    experiment = changes(Experiment(), {"pretraining.phases": (phase,)})
+    with pytest.raises(SettingError, match=r"pretraining.phases\[0\].optimizer.learning_rate=1e\+300"):
+        check_numbers(experiment)
 
 
 @pytest.mark.parametrize(
