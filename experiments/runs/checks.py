@@ -36,6 +36,7 @@ from experiments.study.settings_diff import setting_changes
 from lm import sharding
 from lm.config.base import SettingError, changes, check_numbers, leaves
 from lm.config.model import RECURRENT, LoraConfig, ModelConfig
+from lm.config.training import OptimizerConfig
 from lm.data.batches import Batches, check_batch_size
 from lm.data.checks import check_architecture, check_objective
 from lm.data.corpus.spec import corpus_parts, is_documentation
@@ -75,6 +76,8 @@ def check_agreement(experiment: Experiment) -> None:
     if pretrains(experiment):
         check_phases(experiment)
         check_heads(experiment)
+    for name, optimizer in _optimizers(experiment).items():
+        optimizer.check_decay_start(name)
     check_mup(experiment)
     check_mixing(experiment)
     check_tbptt(experiment)
@@ -87,11 +90,8 @@ def check_agreement(experiment: Experiment) -> None:
         check_batch_size(experiment.finetuning.batch_size)
 
 
-def check_mup(experiment: Experiment) -> None:
-    """Raise SettingError if a stage has an optimiser, or a head, for which muP has no learning rates here."""
-    model, tuning = experiment.model, experiment.tuning
-    if not model.mup.base:
-        return
+def _optimizers(experiment: Experiment) -> dict[str, OptimizerConfig]:
+    """Return the optimisers that an experiment trains with, by the paths of their settings."""
     optimizers = {}
     if pretrains(experiment):
         optimizers["pretraining.optimizer"] = experiment.pretraining.optimizer
@@ -100,7 +100,15 @@ def check_mup(experiment: Experiment) -> None:
                 optimizers[f"pretraining.phases[{number}].optimizer"] = phase.optimizer
     if finetunes(experiment):
         optimizers["finetuning.optimizer"] = experiment.finetuning.optimizer
-    for name, optimizer in optimizers.items():
+    return optimizers
+
+
+def check_mup(experiment: Experiment) -> None:
+    """Raise SettingError if a stage has an optimiser, or a head, for which muP has no learning rates here."""
+    model, tuning = experiment.model, experiment.tuning
+    if not model.mup.base:
+        return
+    for name, optimizer in _optimizers(experiment).items():
         check_optimizer(model, optimizer, name)
     if finetunes(experiment) and tuning.heads:
         raise SettingError(

@@ -239,8 +239,24 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
     def _decay_begin(self) -> int:
         return self.decay_start if self.schedule in LATE_DECAYS else self.warmup_steps
 
+    def check_decay_start(self, name: str = "optimizer") -> None:
+        """Raise SettingError for a late decay that begins before the warm-up ends; ``name`` is that of these.
+
+        It is not checked with the others: a row may set the steps of both as shares, one after the other.
+        """
+        if self.schedule in LATE_DECAYS and self.decay_start < self.warmup_steps:
+            raise SettingError(
+                f"{name}.decay_start={self.decay_start} should be at least {name}.warmup_steps="
+                f"{self.warmup_steps} for the schedule {self.schedule!r}, whose rate would decay while it "
+                "warms up: name the step at which the decay begins"
+            )
+
     def ending_at(self, steps: int) -> "OptimizerConfig":
-        """Return the optimiser of a training of so many steps: ``decay_end`` is their number if it is 0."""
+        """Return the optimiser of a training of so many steps: ``decay_end`` is their number if it is 0.
+
+        Raises SettingError for a late decay that begins before the warm-up ends.
+        """
+        self.check_decay_start()
         if not self.decays or self.decay_end:
             return self
         return replace(self, decay_end=max(steps, self._decay_begin + 1))

@@ -313,14 +313,16 @@ def test_every_optimiser_that_a_setting_may_name_is_there_and_its_memory_is_coun
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "warmup-stable-decay"])
 def test_a_decay_without_an_end_ends_with_the_last_step_of_the_phase(schedule):
-    config = OptimizerConfig(learning_rate=0.3, schedule=schedule, warmup_steps=2)
+    config = OptimizerConfig(learning_rate=0.3, schedule=schedule, warmup_steps=2, decay_start=2)
     for steps in (10, 40):
         ended = config.ending_at(steps)
         assert ended == replace(config, decay_end=steps) and ended.ending_at(7) == ended
         assert float(learning_rate(ended, steps)) == pytest.approx(0, abs=1e-7)
         assert float(learning_rate(ended, steps - 1)) > 0
+    new = {"schedule": schedule, "warmup_steps": 2, "decay_start": 2}
     experiment = changes(
-        build("gpt/base", "nano", {"pretraining.optimizer.schedule": schedule}), {"pretraining.steps": 77}
+        build("gpt/base", "nano", {f"pretraining.optimizer.{name}": value for name, value in new.items()}),
+        {"pretraining.steps": 77},
     )
     assert pretraining_spec(experiment).optimizer.decay_end == 77
     assert OptimizerConfig().ending_at(10) == OptimizerConfig()
@@ -340,6 +342,17 @@ def test_a_decay_without_an_end_ends_with_the_last_step_of_the_phase(schedule):
 def test_momentum_and_decay_out_of_range_are_named(field, value):
     with pytest.raises(SettingError, match=f"optimizer.{field}={value}"):
         OptimizerConfig(**{field: value})
+
+
+@pytest.mark.parametrize("schedule", ["warmup-stable-decay", "inverse-sqrt-linear"])
+@pytest.mark.parametrize("start", [0, 9])
+def test_a_late_decay_that_begins_while_the_rate_warms_up_is_refused(schedule, start):
+    message = f"optimizer.decay_start={start} should be at least optimizer.warmup_steps=10"
+    with pytest.raises(SettingError, match=message):
+        OptimizerConfig(schedule=schedule, warmup_steps=10, decay_start=start).ending_at(20)
+    assert OptimizerConfig(schedule=schedule, warmup_steps=10, decay_start=10).ending_at(20).decay_end == 20
+    OptimizerConfig(schedule=schedule).ending_at(20)  # that decays from the first step on
+    OptimizerConfig(schedule="linear", warmup_steps=10).ending_at(20)  # which does not read decay_start
 
 
 def test_a_decay_needs_an_end():

@@ -11,7 +11,7 @@ from tiny import TINY
 from torn_runs import followed
 
 from experiments.cli.settings import parse_settings
-from experiments.runs.checks import check_phases
+from experiments.runs.checks import check_agreement, check_phases
 from experiments.runs.phases import phase_settings, tokens_of_text
 from experiments.runs.result import read_result
 from experiments.runs.run import Run
@@ -302,6 +302,16 @@ def test_a_number_in_a_phase_that_overflows_is_refused_by_its_path():
     experiment = changes(Experiment(), {"pretraining.phases": (phase,)})
     with pytest.raises(SettingError, match=r"pretraining.phases\[0\].optimizer.learning_rate=1e\+300"):
         check_numbers(experiment)
+
+
+@pytest.mark.parametrize("phase", [False, True])
+def test_a_late_decay_that_begins_while_the_rate_warms_up_is_refused_before_a_run(phase):
+    optimizer = OptimizerConfig(schedule="warmup-stable-decay", warmup_steps=10, decay_start=9)
+    new = {"pretraining.optimizer": optimizer}
+    if phase:
+        new = {"pretraining.phases": (PretrainingPhase(0.5, optimizer=optimizer),)}
+    with pytest.raises(SettingError, match="optimizer.decay_start=9 should be at least pretraining"):
+        check_agreement(changes(Experiment(), new))
 
 
 @pytest.mark.parametrize(
