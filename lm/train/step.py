@@ -230,12 +230,13 @@ def compute_gradients(
 
 
 def normalize_loss_weights(batch: Batch) -> Batch:
-    """Return the batch with each kind of loss weights divided by its total."""
+    """Return the batch with each kind of loss weights divided by its total; weights of 0 stay 0."""
     weights = batch.loss_weights()
     if batch.num_loss_tokens is not None:
         weights |= {"num_loss_tokens": batch.num_loss_tokens}
     totals = _loss_weight_totals(batch)
-    normalized = {name: array / jnp.maximum(totals[name], 1) for name, array in weights.items()}
+    divisors = {name: jnp.where(total <= 0, 1, total) for name, total in totals.items()}
+    normalized = {name: array / divisors[name] for name, array in weights.items()}
     return Batch.from_features(batch.features() | normalized)
 
 
@@ -364,7 +365,8 @@ class Steps:
     def evaluate(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
         """Return metrics averaged over ``batches`` with ``State.eval_params``, and the number of ``tokens``.
 
-        Each process passes its own rows of every batch.
+        An average over weights whose sum is 0 is 0, and ``tokens`` is the sum of the loss weights. Each
+        process passes its own rows of every batch.
         """
         totals = None
         for batch in batches:
@@ -374,7 +376,7 @@ class Steps:
         if totals is None:
             return {"tokens": 0.0}
         scores = {name: (float(total), float(weight)) for name, (total, weight) in totals.items()}
-        means = {name: total / max(weight, 1.0) for name, (total, weight) in scores.items()}
+        means = {name: total / (1.0 if weight <= 0 else weight) for name, (total, weight) in scores.items()}
         return means | {"tokens": scores["loss"][1]}
 
     def _on_devices(self, seed: int) -> jax.Array:

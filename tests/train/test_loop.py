@@ -16,6 +16,7 @@ import pytest
 import toy
 from paths import ROOT
 
+from lm.batch import Batch
 from lm.config.base import SettingError, changes
 from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.model import ModelConfig
@@ -60,6 +61,18 @@ def test_a_step_counts_every_target_alike():
     assert steps.evaluate(state, halves)["loss"] == pytest.approx(due, rel=1e-5)
     _, metrics = steps.seeded_train_step(0)(state, steps.shard_batch(batch))
     assert metrics["loss"] == pytest.approx(due, rel=1e-5) and metrics["tokens"] == weights.sum()
+
+
+@pytest.mark.parametrize("share", [0.5, 1e-4])
+def test_loss_weights_are_relative_also_where_their_sum_is_below_1(share):
+    steps = toy.steps(model=NO_DROPOUT, loss_config=LossConfig(z_loss=0.0))
+    whole = toy.batch(0)
+    weights = whole.decoder.loss_weights
+    part = Batch.from_features(whole.features() | {"decoder_loss_weights": share / weights.sum() * weights})
+    due = steps.evaluate(steps.initial_state(0), [whole])["loss"]
+    assert steps.evaluate(steps.initial_state(0), [part])["loss"] == pytest.approx(due, rel=1e-5)
+    _, metrics = steps.seeded_train_step(0)(steps.initial_state(0), steps.shard_batch(part))
+    assert float(metrics["loss"]) == pytest.approx(due, rel=1e-5)
 
 
 def test_z_loss_pulls_in_training_and_is_not_in_the_reported_loss():
