@@ -407,6 +407,12 @@ def test_a_manifest_of_any_kind_is_a_fault_in_words_and_never_a_crash(tmp_path_f
     assert manifest.manifests(folder.parent) is not None
 
 
+def test_every_step_that_int32_counts_is_found(tmp_path):
+    for name in ("0", "999999999", "1000000000", "2147483647", "2147483648", "01"):
+        (tmp_path / name).mkdir()
+    assert [*manifest.steps(tmp_path)] == [0, 999_999_999, 1_000_000_000, 2**31 - 1]
+
+
 def test_what_is_no_step_or_not_all_there_is_told(tmp_path):
     at_five = tmp_path / "5"
     for name in ("/etc/hosts", "../6/data", "\x1b[2J\ud800"):
