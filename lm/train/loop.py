@@ -28,7 +28,7 @@ from lm.train.runtime.preemption import COMPILER_THREAD, PreemptionHandler, save
 from lm.train.state import State
 from lm.train.step import Metrics, Steps
 
-# How often the evaluation of one step may end the process before it is no longer tried. Two kills from
+# How often the process may be killed in the evaluation of one step before that is no longer tried. Two from
 # outside can hit the same evaluation by chance; three are probably caused by it, such as by its memory.
 MAX_EVALUATION_TRIES = 3
 
@@ -210,7 +210,7 @@ class PeriodicActions:
     def evaluate(self, state: State, is_saved: bool) -> None:
         """Evaluate a state; write the scores to its checkpoint, if it is saved, and then to the log.
 
-        Raises SettingError if this evaluation has ended the process MAX_EVALUATION_TRIES times.
+        Raises SettingError if the process was killed in this evaluation MAX_EVALUATION_TRIES times.
         """
         step, log, checkpoints = int(state.step), self.run.log, self.run.checkpoints
         if (crashes := log.evaluation_crashes(step)) >= MAX_EVALUATION_TRIES:

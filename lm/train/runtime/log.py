@@ -163,9 +163,17 @@ class Log:
 
     @contextmanager
     def evaluating(self, step: int) -> Iterator[None]:
-        """Mark ``step`` as being evaluated in run.json; the mark stays if the evaluation ends the process."""
+        """Mark ``step`` as being evaluated in run.json; the mark stays if the evaluation kills the process.
+
+        An exception removes it, since it names its cause, and a start after that is mended should go on.
+        """
         self._set_evaluating(step)
-        yield
+        try:
+            yield
+        except Exception:
+            if self._writes:
+                self._life["evaluating"] = None  # which is written together with the status
+            raise
         self._set_evaluating(None)
 
     def _set_evaluating(self, step: int | None) -> None:
@@ -174,7 +182,7 @@ class Log:
             self._write_run()
 
     def evaluation_crashes(self, step: int) -> int:
-        """Return how many consecutive starts before this one ended during the evaluation of ``step``."""
+        """Return how many consecutive starts before this one were killed in the evaluation of ``step``."""
         starts = self._run["starts"][-2::-1] if self._writes else []
         ended = next((n for n, life in enumerate(starts) if life.get("evaluating") != step), len(starts))
         return int(multihost_utils.broadcast_one_to_all(np.int32(ended)))
