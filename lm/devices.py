@@ -3,6 +3,7 @@
 import os
 import sys
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 
@@ -18,12 +19,19 @@ def has_accelerator() -> bool:
 
 
 def visible_gpus() -> list[str]:
-    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them.
+
+    CUDA sees those before the first name that is none of a GPU, such as -1 or NoDevFiles.
+    """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return [name for name in named.split(",") if name not in ("", "-1")]  # -1 hides all of them
+        return [*takewhile(_names_gpu, (name.strip() for name in named.split(",")))]
     files = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
     return sorted(filter(str.isdecimal, files), key=int)
+
+
+def _names_gpu(name: str) -> bool:
+    return name.isdecimal() or name.startswith(("GPU-", "MIG-"))
 
 
 def choose_platform() -> None:

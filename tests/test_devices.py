@@ -45,7 +45,17 @@ def test_a_platform_is_chosen_only_where_nobody_chose_and_libtpu_has_nothing_to_
     assert os.environ.get("JAX_PLATFORMS") == due
 
 
-@pytest.mark.parametrize(("named", "due"), [("0,3", ["0", "3"]), ("", []), ("-1", [])])
+@pytest.mark.parametrize(
+    ("named", "due"),
+    [
+        ("0,3", ["0", "3"]),
+        ("GPU-8932f937,MIG-aa", ["GPU-8932f937", "MIG-aa"]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("0,-1,1", ["0"]),
+    ],
+)
 def test_only_the_gpus_that_cuda_shows_are_visible(named, due, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert devices.visible_gpus() == due

@@ -44,13 +44,16 @@ PEAK_FLOPS = {
     "NVIDIA H100 PCIe": 756e12,
     "NVIDIA H100 NVL": 835e12,
     "NVIDIA H100": 989e12,  # SXM; after the longer names, which it begins
+    "NVIDIA H200 NVL": 835e12,
     "NVIDIA H200": 989e12,
 }
 
 
 def peak_flops(device: jax.Device) -> float | None:
-    """Return the peak FLOP/s of a device; None for a device that PEAK_FLOPS lacks."""
+    """Return the peak FLOP/s of a device; None for a device that PEAK_FLOPS lacks, and for a part of one."""
     kind = device.device_kind
+    if " MIG " in kind:
+        return None
     return next((value for prefix, value in PEAK_FLOPS.items() if kind.startswith(prefix)), None)
 
 

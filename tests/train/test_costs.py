@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -17,13 +18,27 @@ from lm.nn.elmo import BidirectionalLM
 from lm.nn.layers import num_parameters
 from lm.nn.presets import PRESETS, row_lengths
 from lm.nn.transformer import Transformer
-from lm.train.flops import cache_bytes, costs, expert_parameters, longest_row, step_flops
+from lm.train.flops import cache_bytes, costs, expert_parameters, longest_row, peak_flops, step_flops
 
 KIB = 1024
 
 
 def sized(name, **new):
     return changes(PRESETS[name], {"dtype": "bfloat16", **new})
+
+
+@pytest.mark.parametrize(
+    ("kind", "due"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H200 NVL", 835e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),  # a part, whose rate is not known
+    ],
+)
+def test_the_peak_of_a_device_goes_by_its_whole_name(kind, due):
+    assert peak_flops(SimpleNamespace(device_kind=kind)) == due
 
 
 @pytest.mark.parametrize(
