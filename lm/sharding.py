@@ -49,6 +49,7 @@ PARAMETER_AXES: dict[str, str | None] = {
     "bias_heads": None,
     "length": None,
     "kv": None,
+    "taps": None,  # positions that a kernel of a convolution reads
     "memory": None,  # values of a product-key memory: as of a table of embeddings, features are sharded
     "adapter": None,
     "lora": None,

@@ -152,8 +152,8 @@ class RelativeAdamW(AdamW, Adafactor):
 class Muon(AdamW):
     """Muon: updates of layers' matrices are the orthogonal matrix nearest to a mean gradient (Jordan 2024).
 
-    Embeddings, output matrices, heads, norms, biases, tables of relative positions and values of product-key
-    memories are updated by AdamW.
+    Embeddings, output matrices, heads, norms, biases, tables of relative positions, values of product-key
+    memories, logits that are parameters and kernels of convolutions are updated by AdamW.
     """
 
     muon_momentum: float = setting(0.95, OF_MUON)  # Muon: decay of the mean gradient of a matrix
@@ -194,8 +194,15 @@ def is_matrix(names: tuple[str, ...]) -> bool:
 
 
 def _multiplies_features(names: tuple[str, ...]) -> bool:
-    """Return whether a parameter with these axes is a layer's matrix that is no table of rows to look up."""
-    return names[:1] == ("layers",) and is_matrix(names) and not {"buckets", "memory"} & set(names)
+    """Return whether a parameter with these axes is a layer's matrix from features to others.
+
+    A table of rows to look up is none, nor are vectors of each head and logits of its positions, nor a kernel
+    with a number for each tap and feature.
+    """
+    own = tuple(name for name in names[1:] if name not in ("experts", "bias_heads", "taps"))
+    is_table = not {"buckets", "memory"}.isdisjoint(own)
+    is_of_heads = own[-2:] == ("heads", "kv") or own[:2] == ("heads", "length")
+    return names[:1] == ("layers",) and len(own) > 1 and not is_table and not is_of_heads
 
 
 OPTIMIZERS = {  # by ``Schedule.name``

@@ -87,7 +87,7 @@ class Convolution(LocalMixer):
         # the logits of a kernel's weights have this deviation in both forms
         std = size**-0.5
         if config.mixer.kind == "lightweight-convolution":
-            kernel = param(normal(rngs, (size, self.num_kernels), std), "kv", "gates")
+            kernel = param(normal(rngs, (size, self.num_kernels), std), "taps", "gates")
         else:
             shape, std = (width, size * self.num_kernels), std * width**-0.5
             dynamic = Linear(rngs, shape, ("mlp", "gates"), std=std, use_bias=config.bias)
@@ -137,7 +137,7 @@ class InputConvolution(Module):
         self.config = config
         size, width = config.embedding.convolution, config.d_model
         kernel = normal(rngs, (size, width, width), (size * width) ** -0.5)
-        self.kernel = param(kernel, "kv", "embed", "mlp")
+        self.kernel = param(kernel, "taps", "embed", "mlp")
         self.bias = param(jnp.zeros((width,), jnp.float32), "mlp")
         self.norm = make_norm(config.norm, width)
 

@@ -69,7 +69,7 @@ class SeparableConvolution(WindowLayer):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, shape: tuple[int, int], behind: int, ahead: int):
         super().__init__(config, shape[0], behind, ahead)
         size = behind + 1 + ahead
-        self.depthwise = param(normal(rngs, (size, shape[0]), size**-0.5), "kv", "mlp")
+        self.depthwise = param(normal(rngs, (size, shape[0]), size**-0.5), "taps", "mlp")
         axes, std = ("embed", "mlp"), shape[0] ** -0.5
         self.pointwise = Linear(rngs, shape, axes, std=std, use_bias=config.bias)
 

@@ -6,7 +6,7 @@ from lm.config.training import Axes, OptimizerConfig
 
 # Axes of parameters that grow with the width of a model, and axes that do not.
 WIDE = frozenset({"embed", "heads", "kv_heads", "mlp", "kv", "norm"})
-NARROW = frozenset({"layers", "vocab", "length", "buckets", "bias_heads", "classes"})
+NARROW = frozenset({"layers", "vocab", "length", "buckets", "bias_heads", "classes", "taps"})
 
 
 def rate_factors(model: ModelConfig, axes: Axes) -> dict[str, float]:

@@ -185,13 +185,42 @@ def test_with_muon_all_but_the_matrices_of_layers_change_by_adamw():
     assert alike == axes.keys() - kernels and len(kernels) == 16 and "embed.table" in alike
 
 
-@pytest.mark.parametrize("axes", [("layers", "heads", "kv"), ("layers", "memory", "embed")])
-def test_with_muon_biases_of_heads_and_values_of_a_memory_change_by_adamw(axes):
-    grads = {"x": normals((2, 4, 8))[0]}
+@pytest.mark.parametrize(
+    ("axes", "is_matrix"),
+    [
+        (("heads", "kv"), False),
+        (("classes", "heads", "kv"), False),  # keys of token types (XLNet)
+        (("memory", "embed"), False),
+        (("bias_heads", "kv"), False),  # the vector of additive attention
+        (("heads", "length", "length"), False),  # logits of a random Synthesizer
+        (("heads", "length", "kv"), False),  # and their factors
+        (("taps", "gates"), False),  # kernels of a lightweight convolution
+        (("taps", "mlp"), False),  # and of one of each feature by itself
+        (("embed", "kv"), True),
+        (("heads", "embed"), True),
+        (("kv", "length"), True),  # from features to logits, of a dense Synthesizer
+        (("mlp", "gates"), True),
+        (("experts", "embed", "mlp"), True),
+        (("bias_heads", "kv", "kv"), True),  # bilinear scores
+        (("heads", "kv", "kv", "kv"), True),
+    ],
+)
+def test_muon_orthogonalises_what_multiplies_features_and_all_else_changes_by_adamw(axes, is_matrix):
+    axes = ("layers", *axes)
+    grads = {"x": normals((2, 4, 8, 6, 6)[: len(axes)])[0]}
     muon, adamw = (
         directions_of(replace(MUON, name=name), {"x": axes}, grads, [grads]) for name in ("muon", "adamw")
     )
-    np.testing.assert_allclose(muon["x"], adamw["x"], rtol=1e-5)
+    assert np.allclose(muon["x"], adamw["x"], rtol=1e-5) == (not is_matrix)
+
+
+def test_kernels_of_convolutions_name_their_taps():
+    evolved = changes(toy.MODEL, {"block": "evolved"})
+    lightweight = changes(toy.MODEL, {"mixer.kind": "lightweight-convolution", "positions.kind": "none"})
+    for config, ends in ((evolved, "depthwise"), (lightweight, "attention.kernel")):
+        model = jax.eval_shape(lambda config=config: Transformer(config, nnx.Rngs(0)))
+        found = [axes for name, axes in sharding.logical_axes(model).items() if name.endswith(ends)]
+        assert found and all(axes[:2] == ("layers", "taps") for axes in found)
 
 
 @pytest.mark.parametrize("name", ["adafactor", "adamw-relative"])
