@@ -49,6 +49,13 @@ class RotaryConfig:
     def __post_init__(self):
         above_0(self, "model.positions.rotary.", "base window_base factor low_frequency_factor beta_slow")
         at_least(self, "model.positions.rotary.", original_length=1)
+        for name in ("base", "window_base"):
+            base = getattr(self, name)
+            if self.scaling == "yarn" and base is not None and base <= 1:
+                raise SettingError(
+                    f"model.positions.rotary.{name}={base} should be above 1 for model.positions.rotary."
+                    "scaling='yarn', which goes by the wavelengths: set it to 10_000, or scaling to 'none'"
+                )
         if self.window_scaling == "none" and self.scaling == "yarn":
             raise SettingError(
                 "model.positions.rotary.window_scaling='none' leaves layers unstretched, whose attention "

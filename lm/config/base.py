@@ -313,7 +313,11 @@ def _checked(path: str, value: Any, kind: Any) -> Any:
             return value
         raise SettingError(f"{path}={value!r} is not a choice{nearest(str(value), map(str, arguments))}")
     if origin is tuple and isinstance(value, (tuple, list)):
-        return tuple(_checked(f"{path}[{i}]", item, arguments[0]) for i, item in enumerate(value))
+        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(value) != len(kinds):
+            raise SettingError(f"{path}={value!r} should have {len(kinds)} values, not {len(value)}")
+        pairs = enumerate(zip(value, kinds, strict=True))
+        return tuple(_checked(f"{path}[{i}]", item, each) for i, (item, each) in pairs)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None

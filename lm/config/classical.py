@@ -21,7 +21,7 @@ class HMMConfig:
     shorter: float = 0.1  # weight of all shorter suffixes; the suffix has weight 1 (theta of Brants 2000)
 
     def __post_init__(self) -> None:
-        at_least(self, "", smoothing=0, rare=1, suffix=0, shorter=1e-6)
+        at_least(self, "counts.markov.", smoothing=0, rare=1, suffix=0, shorter=1e-6)
 
 
 @dataclass(frozen=True)

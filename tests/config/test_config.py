@@ -5,6 +5,7 @@ from typing import Literal
 
 import pytest
 
+from lm.config.attention import RotaryConfig
 from lm.config.base import (
     SettingError,
     change,
@@ -16,6 +17,7 @@ from lm.config.base import (
     setting_descriptions,
     to_json,
 )
+from lm.config.classical import CountsConfig
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,31 @@ class Outer:
     names: tuple[str, ...] = ("x",)  # of things
     size: int = 3  # how many [tokens]
     flag: bool = False  # whether
+
+
+@dataclass(frozen=True)
+class Pair:
+    pair: tuple[int, float] | None = None  # of two kinds
+
+
+@pytest.mark.parametrize("value", [(5,), [5, 6, 7], ()])
+def test_a_tuple_of_a_fixed_length_has_that_length(value):
+    with pytest.raises(SettingError, match="should have 2 values, not"):
+        changes(Pair(), {"pair": value})
+    assert changes(Pair(), {"pair": [5, 6]}).pair == (5, 6.0)
+    with pytest.raises(SettingError, match=r"pair\[0\]=0.5 should be of type int"):
+        changes(Pair(), {"pair": (0.5, 6)})
+
+
+def test_a_wrong_setting_of_a_markov_model_is_named_by_its_path():
+    with pytest.raises(SettingError, match="^counts.markov.smoothing=-1.0 should be at least 0"):
+        changes(CountsConfig(), {"markov.smoothing": -1.0}, "counts.")
+
+
+@pytest.mark.parametrize("name", ["base", "window_base"])
+def test_a_base_without_wavelengths_is_refused_with_yarn(name):
+    with pytest.raises(SettingError, match=f"rotary.{name}=1.0 should be above 1"):
+        RotaryConfig(**{name: 1.0}, scaling="yarn", factor=2.0)
 
 
 def test_a_change_touches_one_leaf_and_leaves_the_original_alone():

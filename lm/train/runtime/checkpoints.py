@@ -150,7 +150,7 @@ class Checkpoints:
         source: Callable[[str], str | None] = str,
         weights: Weights = "scored",
     ) -> State:
-        """Return ``state`` with the parameters of a checkpoint, and all else as it is.
+        """Return ``state`` with the parameters of a checkpoint, no average of them, and all else as it is.
 
         ``source`` maps the name of a parameter of ``state`` to its name in the checkpoint, or to None if it
         is not to be restored. Raises CheckpointError if there is no checkpoint.

@@ -157,7 +157,7 @@ class Log:
                 os.fsync(file.fileno())
 
     def _line(self, record: Mapping[str, Any]) -> str:
-        """Return the line of a record; its checksum covers the line before, so one lost between is noticed."""
+        """Return the line of a record; its checksum covers the line before, so that a gap is noticed."""
         line, self._checksum = line_with_checksum(record, self._checksum)
         return line
 
