@@ -67,6 +67,7 @@ SMALL: Changes = {
     "model.embedding.d_embed": share_of("model.d_model", 1 / 2),
     "data.inputs_length": times(1 / 4),
     "pretraining.batch_size": times(1 / 2),
+    "pretraining.optimizer.learning_rate": times(5 / 2),
     "generator_share": 0.25,
 }
 

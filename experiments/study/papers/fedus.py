@@ -126,11 +126,11 @@ TABLES = (
         "fedus/4-expert-dropout",
         "Dropout in fine-tuning",
         {
-            "t5-base-d0.1": {},
-            "switch-d0.1": switch(),
+            "t5-base-d0.1": {"model.dropout": 0.1},  # which small scales do not have
+            "switch-d0.1": switch() | {"model.dropout": 0.1},
             "switch-d0.2": switch() | {"model.dropout": 0.2},
             "switch-d0.3": switch() | {"model.dropout": 0.3},
-            "switch-d0.1-ed0.4": switch() | {"model.experts.dropout": 0.4},
+            "switch-d0.1-ed0.4": switch() | {"model.dropout": 0.1, "model.experts.dropout": 0.4},
         },
         scale="mini",
         seeds=5,

@@ -182,6 +182,7 @@ TABLES = (
                 "model.mlp.d_ff": times(3 / 4, 8),
                 "model.attention.num_heads": times(3 / 4),
                 "pretraining.optimizer.learning_rate": times(3 / 2),
+                "pretraining.optimizer.warmup_steps": times(4 / 5),
             },
             **BY_LENGTH,
         },

@@ -280,6 +280,39 @@ def test_at_scale_base_a_row_has_the_sizes_of_its_paper():
     assert build("weller/9-crossed/enc-17m", "mini").model.sparsity.layer_windows == ()
 
 
+def test_at_scale_base_a_row_trains_as_its_paper_says():
+    def pretraining(name):
+        return build(name, PAPER_SCALE).pretraining
+
+    assert pretraining("sahoo/1-lm1b/ar-33b").steps == 500_000
+    assert pretraining("sahoo/1-lm1b/mdlm-33b").steps == pretraining("jo/2-lm1b/mdlm").steps == 1_000_000
+    assert pretraining("sahoo/1-lm1b/ar-327b").steps == 5_000_000
+    assert pretraining("sahoo/1-lm1b/mdlm-327b").steps == 10_000_000
+    assert pretraining("sahoo/2-owt/mdlm").steps == 2 * pretraining("sahoo/2-owt/ar").steps
+    for name in ("electra-small", "bert-small", "electra-small-25"):
+        assert pretraining(f"clark/1-small/{name}").optimizer.learning_rate == 5e-4
+    assert pretraining("clark/1-small/electra-base").optimizer.learning_rate == 2e-4
+    assert pretraining("liu/8-glue/base").optimizer.warmup_steps == 24_000
+    assert pretraining("liu/8-glue/books+wiki").optimizer.warmup_steps == 30_000
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_row_named_by_its_dropout_has_that_at_every_scale(scale):
+    def dropout(name):
+        model = build(f"fedus/4-expert-dropout/{name}", scale).model
+        return model.dropout, model.experts.dropout
+
+    assert dropout("t5-base-d0.1")[0] == 0.1
+    assert [dropout(f"switch-d{rate}")[0] for rate in (0.1, 0.2, 0.3)] == [0.1, 0.2, 0.3]
+    assert dropout("switch-d0.1-ed0.4") == (0.1, 0.4)
+
+
+def test_mosaic_bert_has_the_parameters_that_the_paper_prints():
+    for row in ("ar", "bert"):
+        model = build(f"sahoo/4-glue/{row}", PAPER_SCALE).model
+        assert round(costs(model, 128).parameters / 1e6) == 137
+
+
 def test_no_paper_has_a_privilege():
     """Tables say what concerns them; nothing asks how a name begins."""
     for path in (ROOT / "experiments").rglob("*.py"):
