@@ -25,7 +25,9 @@ ENCODER: Changes = (
     | {
         "model.residual": "pre-norm",
         "model.bias": False,
-        "model.mlp.activation": "gated-gelu",
+        "model.norm.bias": False,
+        "model.norm.first_attention": "none",  # it reads embeddings that are normalised
+        "model.mlp.activation": "gated-gelu-erf",
         "model.mlp.d_ff": times(3 / 8, 8),  # 3/2 of the model's width
         "model.positions.kind": "rotary",
         "objective.rate": 0.3,
@@ -34,7 +36,7 @@ ENCODER: Changes = (
 PUBLISHED: Changes = (
     size(22, 768, 12, d_ff=1_152)
     | vocabulary("bpe", 50_368)
-    | {"data.corpus": "text:ettin", "model.norm.epsilon": 1e-5}
+    | {"data.corpus": "text:ettin", "model.norm.epsilon": 1e-5, "model.dropout": 0.0}
     | pretraining(STEPS, 4_608, 1_024)
     | adamw(STEPS, 8e-4, 640, beta2=0.98, weight_decay=1e-5)
     | {"pretraining.optimizer.schedule": "constant"}

@@ -44,6 +44,7 @@ from experiments.study.table import (
     missing,
 )
 from lm.config.base import SettingError, check_used, leaves
+from lm.nn.presets import PRESETS
 from lm.train.flops import costs
 
 PAPERS = papers()
@@ -305,6 +306,20 @@ def test_a_row_named_by_its_dropout_has_that_at_every_scale(scale):
     assert dropout("t5-base-d0.1")[0] == 0.1
     assert [dropout(f"switch-d{rate}")[0] for rate in (0.1, 0.2, 0.3)] == [0.1, 0.2, 0.3]
     assert dropout("switch-d0.1-ed0.4") == (0.1, 0.4)
+
+
+@pytest.mark.parametrize("name", ["enc-150m", "dec-150m"])
+def test_ettin_has_the_layers_of_modernbert(name):
+    """What differs is of its first phase, whose rows are short, and of this code's vocabularies."""
+    modernbert, ettin = (
+        dict(leaves(PRESETS["modernbert-base"])),
+        build(f"weller/9-crossed/{name}", PAPER_SCALE),
+    )
+    differing = {path for path, value in leaves(ettin.model) if value != modernbert[path]}
+    rotary = {"positions.rotary.base", "positions.rotary.window_base"}
+    causal = {"architecture"} if name == "dec-150m" else set()
+    ours = {"special.pad", "special.eos", "special.start", "dtype", "dropout"}
+    assert differing == rotary | causal | ours and ettin.model.dropout == 0.0
 
 
 def test_mosaic_bert_has_the_parameters_that_the_paper_prints():
