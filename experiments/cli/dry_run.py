@@ -212,14 +212,16 @@ def step_cost(stage: Stage) -> float:
         return 0.0
     model, lengths = stage.model_of_flops, stage.lengths
     targets = row_length(model.architecture, lengths)
-    return _step_flops(model, stage.training.batch_size, lengths.inputs, targets)
+    return _step_flops(model, stage.training.batch_size, lengths.inputs, targets, stage.generator)
 
 
 @cache  # a sweep asks this of thousands of stages, and of few models
-def _step_flops(model: ModelConfig, rows: int, inputs: int, targets: int) -> float:
+def _step_flops(
+    model: ModelConfig, rows: int, inputs: int, targets: int, generator: ModelConfig | None
+) -> float:
     from lm.train.flops import step_flops  # with jax
 
-    return step_flops(model, rows, inputs, targets)
+    return step_flops(model, rows, inputs, targets, generator)
 
 
 def measured_speeds(planned: Iterable[Stage]) -> list[tuple[float, float]]:

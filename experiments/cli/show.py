@@ -107,11 +107,14 @@ def show(
 
         show_examples(experiment, examples, cache)
     elif costs:
+        from lm.nn.electra import generator_of  # with jax
+
         inputs, targets, own_tokens = training_rows(row, experiment)
         if length is not None:
             inputs = targets = length
             own_tokens = 0  # with other rows, another number
-        show_costs(experiment.model, title, inputs, targets, batch, dtype, tokens or own_tokens)
+        generator = generator_of(experiment.model, experiment.generator_share)
+        show_costs(experiment.model, title, inputs, targets, batch, dtype, tokens or own_tokens, generator)
     elif stages:
         show_stages(experiment, folder, cache, title)
     else:
@@ -213,11 +216,19 @@ def training_rows(name: str, experiment: Experiment) -> tuple[int, int, int]:
 
 
 def show_costs(
-    model: ModelConfig, title: str, inputs: int, targets: int, batch: int, dtype: Dtype, tokens: float
+    model: ModelConfig,
+    title: str,
+    inputs: int,
+    targets: int,
+    batch: int,
+    dtype: Dtype,
+    tokens: float,
+    generator: ModelConfig | None = None,
 ) -> None:
     """Print the costs of training and decoding, which follow from the settings: nothing is compiled.
 
     inputs, targets: lengths of rows; a decoder has no inputs, an encoder no targets [tokens].
+    generator: ELECTRA's, which is trained in the same steps; its parameters are not the model's.
     """
     from lm.train.flops import cache_bytes, check_length, costs  # needs jax, which settings do not
 
@@ -245,6 +256,11 @@ def show_costs(
         )
     scores = f"{found.scores / found.training:.1%} of it attention's scores"
     grid.add_row("training, per token", f"{found.training:.4g} FLOP by count, {scores}")
+    training = found.training
+    if generator is not None:
+        of_generator = costs(generator, length, targets).training
+        training += of_generator
+        grid.add_row("of its generator, per token", f"{of_generator:.4g} FLOP more by count")
     estimates = {
         "N with embeddings": 6.0 * found.active_parameters,
         "N without embeddings": 6.0 * found.active_non_embedding_parameters,
@@ -253,7 +269,7 @@ def show_costs(
         ratio = f"the count is {found.training / estimate:.3g} times this"
         grid.add_row(f"6 N, {which}", f"{estimate:.4g} FLOP: {ratio}")
     if tokens:
-        grid.add_row(f"training on {tokens:.4g} tokens D", f"{found.training * tokens:.4g} FLOP by count")
+        grid.add_row(f"training on {tokens:.4g} tokens D", f"{training * tokens:.4g} FLOP by count")
         for which, estimate in estimates.items():
             grid.add_row(f"6 N D, {which}", f"{estimate * tokens:.4g} FLOP")
     if model.has_decoder:

@@ -41,10 +41,12 @@ ONE_CORE = 1e11  # between the steps of mini-real (3e10) and small (5e11), which
 
 def fits_one_core(experiment: Experiment) -> bool:
     """Return whether a core to each run trains more than cores that share one, by the FLOPs of a step."""
-    from lm.train.flops import step_flops  # with jax
+    from lm.nn.electra import generator_of  # with jax
+    from lm.train.flops import step_flops
 
     length, size = experiment.data.inputs_length, experiment.pretraining.batch_size
-    return step_flops(experiment.model, size, length, length) < ONE_CORE
+    generator = generator_of(experiment.model, experiment.generator_share)
+    return step_flops(experiment.model, size, length, length, generator) < ONE_CORE
 
 
 def job_count(jobs: int, wanted: Sequence[RowRun]) -> int:

@@ -112,7 +112,8 @@ def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
         training, lengths = stage.training, stage.lengths
         if stage.is_pretraining and stage.is_compared:
             lengths = step.lengths
-        steps = stage.num_steps * step.flops(training.batch_size, lengths) / flops
+        of_stage = step.flops(training.batch_size, lengths, is_pretraining=stage.is_pretraining)
+        steps = stage.num_steps * of_stage / flops
         if stage.is_pretraining:
             pretraining += steps
         else:

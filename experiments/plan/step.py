@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from experiments.plan.slices import Slice
 from experiments.study.experiment import Experiment
 from lm.data.packing import row_length
+from lm.nn.electra import generator_of
 from lm.objectives.denoising import Lengths
 from lm.train.flops import step_flops
 
@@ -37,10 +38,15 @@ class PlannedStep:
         mesh = " ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1) or "1"
         return mesh, self.experiment.model.compile.remat + f", {parts} parts" * (parts > 1)
 
-    def flops(self, batch_size: int, lengths: Lengths) -> float:
-        """Return the floating-point operations of a step with this batch."""
+    def flops(self, batch_size: int, lengths: Lengths, *, is_pretraining: bool = True) -> float:
+        """Return the floating-point operations of a step with this batch.
+
+        ELECTRA's generator is trained in pre-training alone.
+        """
         model = self.experiment.model
-        return step_flops(model, batch_size, lengths.inputs, row_length(model.architecture, lengths))
+        generator = generator_of(model, self.experiment.generator_share) if is_pretraining else None
+        targets = row_length(model.architecture, lengths)
+        return step_flops(model, batch_size, lengths.inputs, targets, generator)
 
 
 @dataclass(frozen=True)

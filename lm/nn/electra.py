@@ -91,6 +91,13 @@ class RestoringElectra(GeneratorAndDiscriminator):
         return RestoredOutputs(logits, tokens, self.discriminator.logits(x), copy_logits)
 
 
+def generator_of(model: ModelConfig, share: float) -> ModelConfig | None:
+    """Return the settings of the generator whose samples ``model`` reads; None if it is trained without."""
+    if {"replaced-token", "generator"}.isdisjoint(model.heads):
+        return None
+    return generator_config(model, share)
+
+
 def generator_config(model: ModelConfig, share: float) -> ModelConfig:
     """Return the settings of a generator as deep as ``model`` and ``share`` as wide, with its embedding."""
     num_heads = max(int(model.attention.num_heads * share), 1)

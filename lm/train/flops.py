@@ -57,13 +57,19 @@ def peak_flops(device: jax.Device) -> float | None:
     return next((value for prefix, value in PEAK_FLOPS.items() if kind.startswith(prefix)), None)
 
 
-def step_flops(config: ModelConfig, rows: int, inputs: int, targets: int) -> float:
+def step_flops(
+    config: ModelConfig, rows: int, inputs: int, targets: int, generator: ModelConfig | None = None
+) -> float:
     """Return the FLOPs of a training step on ``rows`` rows of ``inputs`` and ``targets`` tokens.
 
     Padding counts. A product of [m,k] and [k,n] takes 2mkn, and the backward pass two such products, so that
     a step takes three forward passes. What rematerialisation repeats is not counted, nor is the half of
-    causal scores that a kernel may skip, nor ELECTRA's generator. Scores outside of windows are counted.
+    causal scores that a kernel may skip. Scores outside of windows are counted.
+
+    generator: ELECTRA's, which is trained on the same rows in the same step; None without one.
     """
+    if generator is not None:
+        return step_flops(config, rows, inputs, targets) + step_flops(generator, rows, inputs, targets)
     forward: float = _output_flops(config, targets if config.has_decoder else inputs)
     forward += _lookup_flops(config, inputs * config.has_encoder + targets * config.has_decoder)
     if config.has_encoder:

@@ -18,14 +18,16 @@ from lm.config.base import SettingError, changes
 from lm.config.model import HeadConfig
 from lm.config.training import LossConfig
 from lm.data.tasks.labelled import find_labelled
-from lm.nn.electra import Electra, RestoringElectra, generator_config
+from lm.nn.electra import Electra, RestoringElectra, generator_config, generator_of
 from lm.nn.finetune import ModelWithHead
 from lm.nn.heads import POOLINGS, LayerMixture
+from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 from lm.ops.losses import copy_cross_entropy
 from lm.sharding import named
 from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.train import losses
+from lm.train.flops import step_flops
 
 RECURRENT = {
     f"{mixer} {architecture}": changes(
@@ -224,6 +226,45 @@ def discriminating(heads, **new):
     )
     weights = hidden if new.get("at_masks") else np.ones_like(hidden)
     return model, Batch(encoder=side, discriminator_loss_weights=weights.astype(np.float32))
+
+
+@pytest.mark.parametrize("head", ["replaced-token", "generator"])
+def test_a_step_with_a_generator_takes_the_operations_that_xla_counts(head):
+    config = changes(
+        PRESETS["electra-small"],
+        {
+            "vocab_size": 300,
+            "num_encoder_layers": 1,
+            "d_model": 128,
+            "mlp.d_ff": 512,
+            "attention.num_heads": 4,
+            "attention.d_kv": 32,
+            "embedding.d_embed": 128,
+            "positions.max_length": 32,
+            "dropout": 0.0,
+            "compile.layers": "unroll",
+            "heads": (head,),
+            "output.logits": "tied" if head == "generator" else "none",
+        },
+    )
+    generator = generator_of(config, 0.5)
+    kind = RestoringElectra if head == "generator" else Electra
+    rows, length = 4, 32
+    text = np.full((rows, length), 7, np.int32)
+    weights = (np.arange(length) % 4 == 0) * np.ones((rows, 1), np.float32)
+    side = Side(tokens=text, segment_ids=np.ones_like(text), targets=text, loss_weights=weights)
+    batch = Batch(encoder=side)
+
+    def loss(model):
+        logits, _, x = model.features(batch, jax.random.key(0), None)
+        found = model.discriminator.logits(x) if head == "generator" else model.discriminator.replaced(x)
+        return jax.nn.logsumexp(logits, -1).sum() + jax.nn.softplus(found).sum()
+
+    model = kind(config, generator, nnx.Rngs(params=0))
+    counted = jax.jit(jax.grad(loss)).lower(model).compile().cost_analysis()["flops"]
+    # it counts what is not a product too, and the random numbers of the samples
+    assert step_flops(config, rows, length, 0, generator) == pytest.approx(counted, rel=0.15)
+    assert step_flops(config, rows, length, 0) < 0.8 * counted
 
 
 def test_replace_mlm_is_the_masked_lm_loss_of_what_the_generator_wrote():

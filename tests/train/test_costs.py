@@ -9,11 +9,14 @@ import pytest
 from flax import nnx
 
 from experiments.__main__ import dispatch
+from experiments.cli.dry_run import step_cost
 from experiments.cli.show import binary
 from experiments.console import CONSOLE
+from experiments.runs.stages import stages
 from experiments.study.registry import build
 from lm.config.base import changes
 from lm.config.model import ModelConfig
+from lm.nn.electra import generator_of
 from lm.nn.elmo import BidirectionalLM
 from lm.nn.layers import num_parameters
 from lm.nn.presets import PRESETS, row_lengths
@@ -112,6 +115,19 @@ def test_llama_7b_on_a_trillion_tokens():
     # 6 N D of the published N, less the embeddings that are looked up
     assert (found.training - found.scores) * 1e12 == pytest.approx(3.964e22, rel=1e-3)
     assert found.scores / found.training == pytest.approx(0.0752, rel=1e-2)  # 12 x 32 x 2048 x 4096 of all
+
+
+def test_electras_generator_counts_in_the_steps_that_train_it(capsys):
+    experiment = build("clark/5-efficiency/electra", "nano")
+    generator = generator_of(experiment.model, experiment.generator_share)
+    for stage in (each for each in stages(experiment) if each.has_model):
+        lengths, size = stage.lengths, stage.training.batch_size
+        alone = step_flops(stage.model_of_flops, size, lengths.inputs, lengths.inputs)
+        more = step_flops(generator, size, lengths.inputs, lengths.inputs) if stage.is_pretraining else 0
+        assert step_cost(stage) == pytest.approx(alone + more)
+    assert dispatch(["show", "clark/5-efficiency/electra", "--costs"]) == 0
+    length = experiment.data.inputs_length
+    assert f"{costs(generator, length).training:.4g} FLOP more" in capsys.readouterr().out
 
 
 def test_scores_out_of_a_window_do_not_count():

@@ -108,7 +108,12 @@ class NetworkStage(Stage):
         """Return the FLOPs of one training step."""
         lengths, model = inputs.batches[self.name].lengths, self.model_of_flops
         targets = row_length(model.architecture, lengths)
-        return step_flops(model, self.training.batch_size, lengths.inputs, targets)
+        return step_flops(model, self.training.batch_size, lengths.inputs, targets, self.generator)
+
+    @property
+    def generator(self) -> ModelConfig | None:
+        """Return the generator that is trained in the same steps (ELECTRA); None without one."""
+        return None
 
     @property
     def model_of_flops(self) -> ModelConfig:

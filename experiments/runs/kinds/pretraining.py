@@ -37,6 +37,7 @@ from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
 from lm import sharding
 from lm.batch import Batch
 from lm.config.base import SettingError
+from lm.config.model import ModelConfig
 from lm.data.batches import Batches, TBPTTRows, stream
 from lm.data.content import unigram_baseline
 from lm.data.corpus.sampler import CorpusSampler
@@ -105,6 +106,10 @@ class Pretraining(NetworkStage):
     @property
     def first_step(self) -> int:
         return (0, *self.settings.pretraining.phase_ends)[-2]
+
+    @property
+    def generator(self) -> ModelConfig | None:
+        return electra.generator_of(self.settings.model, self.settings.generator_share)
 
     @property
     def evaluate_every(self) -> int:
@@ -362,14 +367,12 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
         tbptt=training.tbptt,
         first_step=training.optimizer_start,
     )
-    if "generator" in model.heads:
-        generator = electra.generator_config(model, experiment.generator_share)
-        return replace(
-            spec, module=electra.RestoringElectra, extra_configs=(generator,), loss=restored_tokens
-        )
-    if "replaced-token" in model.heads:
-        generator = electra.generator_config(model, experiment.generator_share)
-        return replace(spec, module=electra.Electra, extra_configs=(generator,), loss=replaced_tokens)
+    generator = electra.generator_of(model, experiment.generator_share)
+    if generator is not None:
+        spec = replace(spec, extra_configs=(generator,))
+        if "generator" in model.heads:
+            return replace(spec, module=electra.RestoringElectra, loss=restored_tokens)
+        return replace(spec, module=electra.Electra, loss=replaced_tokens)
     if "backward" in model.heads:
         return replace(spec, module=elmo.BidirectionalLM, loss=both_directions)
     if model.architecture != "encoder":
