@@ -36,6 +36,7 @@ def script(jobs: Sequence[Job], options: SlurmJob) -> str:
         "name": label(*jobs),
         "last": str(len(jobs) - 1),
         "tasks": max(options.gpus_per_node, 1),
+        "restarts": str(options.restarts),  # a line of the script with the number 0 would be left out
         "commands": "\n".join("  " + shlex.quote(shlex.join([lm, *job.arguments()])) for job in jobs),
         "hopeless": " | ".join(map(str, (DONE, *HOPELESS))),
         "again": AGAIN,
@@ -52,6 +53,9 @@ def submit(jobs: Sequence[Job], options: SlurmJob) -> int:
     for name, number in (("nodes", options.nodes), ("at-once", options.at_once)):
         if number < 1:
             raise LaunchError(f"--{name} {number} should be a whole number from 1")
+    for name, number in (("gpus-per-node", options.gpus_per_node), ("restarts", options.restarts)):
+        if number < 0:
+            raise LaunchError(f"--{name} {number} should be a whole number from 0")
     if not re.fullmatch(r"\d+|(\d+-)?\d+(:\d+){1,2}|\d+-\d+", options.time):
         raise LaunchError(f"--time {options.time} should be minutes, H:M:S, D-H or D-H:M:S, such as 24:00:00")
     text, path = script(jobs, options), Path(f"{label(*jobs)}.sbatch")
