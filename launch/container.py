@@ -13,6 +13,7 @@ from launch.accelerators import libtpu_flags
 from launch.command import Job, LaunchError, program_path
 from launch.options import Container
 from launch.policy import DONE
+from launch.processes import show
 
 PACKED = "lm-launch.tgz"  # in a host's home folder: worker.sh and the folder STUDIES
 STUDIES = "studies"
@@ -29,10 +30,15 @@ def build_commands(image: str, source: Path, extra: str) -> list[list[str]]:
     ]
 
 
-def run_commands(commands: Sequence[Sequence[str]], source: Path) -> int:
-    """Run the commands of ``build_commands`` until one fails; return its exit code."""
+def build(image: str, source: Path, extra: str, dry_run: bool) -> int:
+    """Build the image and push it, or print the commands; return the exit code of the first that fails."""
     if not (source / "Containerfile").exists():
         raise LaunchError(f"--source {source} should be the project's folder; it has no Containerfile")
+    commands = build_commands(image, source, extra)
+    if dry_run:
+        for command in commands:
+            show(command)
+        return DONE
     program_path("docker", "install Docker, or build the Containerfile with another program")
     codes = (subprocess.run(command).returncode for command in commands)
     return next(filter(None, codes), DONE)
@@ -48,7 +54,7 @@ def pack(studies: Sequence[str], target: Path) -> None:
 
 def check_job(job: Job) -> None:
     """Raise LaunchError for a run whose results would be lost, or one of whose modules."""
-    if not job.runs.startswith("gs://"):
+    if not _BUCKET.match(job.runs):
         raise LaunchError(
             f"--runs {job.runs!r} should be gs://BUCKET/FOLDER: the machines' disks are deleted with them"
         )

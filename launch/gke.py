@@ -32,6 +32,11 @@ class Cluster:
     dry_run: bool = False  # print every command and run none
 
 
+def host_count(piece: Slice) -> int:
+    """Return the number of machines of a slice: on GKE each has at most four chips, so that 2x4 are two."""
+    return max(1, piece.chips // 4)
+
+
 def tpu_type(piece: Slice) -> str:
     """Return xpk's name of a slice, with its shape if that is known."""
     return f"{piece.generation.type}-{piece.topology}" if piece.topology else piece.type
@@ -49,7 +54,7 @@ def command(job: Job, options: Container, cluster: Cluster) -> list[str]:
         raise LaunchError(
             f"--provisioning {cluster.provisioning!r} should be one of {', '.join(PROVISIONING)}"
         )
-    processes = piece.hosts * cluster.slices
+    processes = host_count(piece) * cluster.slices
     environment = container.variables(options, processes, cluster.slices)
     # exec, so that the signal to go reaches lm, which saves
     line = f"exec {join(['lm', *container.lm_words(job, cluster.slices)])}"

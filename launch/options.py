@@ -66,6 +66,8 @@ def check_machines(machines: Machines) -> None:
         )
     if machines.max_run_time and not re.fullmatch(r"(\d+d)?(\d+h)?(\d+m)?(\d+s)?", machines.max_run_time):
         raise LaunchError(f"--max-run-time {machines.max_run_time!r} should be a time such as 12h or 1d6h")
+    if machines.max_run_time and not seconds(machines.max_run_time):
+        raise LaunchError(f"--max-run-time {machines.max_run_time!r} should be above 0, such as 12h")
     if kind == FLEX_START and not 0 < seconds(machines.max_run_time) <= seconds("7d"):
         raise LaunchError(
             "--provisioning flex-start needs --max-run-time, at most 7d, such as --max-run-time 2d"

@@ -38,6 +38,7 @@ class Limits:
     restarts: int = 3  # failures in a row
     zones: int = 1
     wait: float = inf  # for capacity in a zone, if there is another [seconds]
+    is_timed: bool = False  # each slice is taken away after --max-run-time
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,10 @@ def _next_zone(state: SliceState, limits: Limits) -> int:
 
 def _described(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     if outcome.state in (ABSENT, "DELETING") and state.seen:
-        why = "it was deleted by somebody else, or at the end of --max-run-time"
-        return state.go("end", why=why, code=FAILED, owned=False)
+        if limits.is_timed and state.ready:
+            why = "it was taken away, as at the end of --max-run-time"
+            return state.create_anew(state.zone, why, failures=0)
+        return state.give_up(FAILED, "it was deleted, and not by this launch")
     if outcome.state == ABSENT:
         return state.go("create", owned=True)
     # not known just now, or still being deleted by an earlier launch

@@ -131,7 +131,8 @@ def check_zones(request: Request, api: SliceApi) -> None:
 def run_to_its_end(row: JobSlice, stop: threading.Event, clock: Callable[[], float] = time.monotonic) -> int:
     """Follow the state machine of one job to its end; return the exit code."""
     machines = row.machines
-    limits = Limits(machines.restarts, len(machines.zones), machines.wait * 60)
+    is_timed = bool(machines.max_run_time)
+    limits = Limits(machines.restarts, len(machines.zones), machines.wait * 60, is_timed)
     who, attempts, members = row.request.name, 0, tuple[str, ...]()
     state, outcome = SliceState(owned=machines.adopt), Outcome()
     while state.action != "end":

@@ -22,7 +22,6 @@ from launch import container, gce, gke, local, queued, resources, slices, slurm
 from launch.accelerators import parse_slice
 from launch.command import Job, LaunchError
 from launch.options import Container, Machines
-from launch.processes import show
 from lm.config.base import SettingError, nearest
 from lm.data.corpus.files import matching_files
 from lm.data.corpus.readers import WINDOW_READERS
@@ -63,9 +62,10 @@ def _make_jobs(
 ) -> list[Job]:
     """Return a run for each row that matches and each seed; SettingError for settings that none reads.
 
-    With an accelerator, which is of a cloud, it is raised too for files of this machine, and for a mesh that
-    does not fit ``count`` slices of an accelerator named by its shape. Without one, it is raised for files
-    missing in this folder, and for a mesh that does not fit the number of ``devices``, unless that is 0.
+    With an accelerator, which is of a cloud, it is raised too for files of this machine, and for a mesh or a
+    batch that does not fit ``count`` slices of an accelerator named by its shape. Without one, it is raised
+    for files missing in this folder, and for a mesh or a batch that does not fit the number of ``devices``,
+    unless that is 0.
     """
     names = [row.name for row in find_buildable(pattern)]
     elsewhere = run_options.start.startswith("gs://")  # where it is not read from here
@@ -83,7 +83,14 @@ def _make_jobs(
         raise SettingError("seed: with --seeds N the runs of a row have the seeds 0 to N - 1")
     if run_options.seeds < 1:
         raise SettingError("--seeds should be a whole number from 1")
-    experiments = [build(name, run_options.scale, changes) for name in names]
+    if accelerator and run_options.tools.wandb:
+        raise SettingError(
+            "--wandb: the image of lm launch lacks wandb and a key to log in; leave the option out, or take "
+            "`lm launch slurm` or `lm launch local`, whose runs have this environment"
+        )
+    # container.lm_words sets it in the same way
+    of_slices = {"mesh.slice": count} if count > 1 and "mesh.slice" not in changes else {}
+    experiments = [build(name, run_options.scale, changes | of_slices) for name in names]
     if accelerator:
         _check_in_cloud(experiments, accelerator, count)
     else:
@@ -101,9 +108,9 @@ def _make_jobs(
 
 
 def _check_in_cloud(experiments: Sequence[Experiment], accelerator: str, count: int) -> None:
-    """Raise SettingError for files of this machine, and for a mesh that does not fit so many slices.
+    """Raise SettingError for files of this machine, and for a mesh or a batch that does not fit the slices.
 
-    A type of accelerator such as v5litepod-16 has no shape, and its mesh is not checked.
+    A type of accelerator such as v5litepod-16 has no shape, and what fits it is not checked.
     """
     for experiment in experiments:
         if files := _relative_files(experiment):
@@ -111,16 +118,16 @@ def _check_in_cloud(experiments: Sequence[Experiment], accelerator: str, count: 
     if ":" not in accelerator:
         return
     try:
-        parse_slice(accelerator)
+        piece = parse_slice(accelerator)
     except LaunchError as error:
         raise SettingError(str(error)) from error
-    devices = find_slice(accelerator.lower(), count, "--accelerator").devices
+    devices = find_slice(str(piece), count, "--accelerator").devices
     for experiment in experiments:
-        experiment.mesh.sizes(devices)
+        _check_devices(experiment, devices)
 
 
 def _check_here(experiments: Sequence[Experiment], devices: int) -> None:
-    """Raise SettingError for files missing in this folder and a mesh that does not fit so many devices."""
+    """Raise SettingError for files missing here, and for a mesh or a batch that does not fit the devices."""
     for experiment in experiments:
         for kind, path in _relative_files(experiment):
             if kind in WINDOW_READERS:
@@ -130,7 +137,22 @@ def _check_here(experiments: Sequence[Experiment], devices: int) -> None:
             elif not Path(path).exists():
                 raise SettingError(f"data.vocabulary={path!r} does not exist{similar_file(Path(path))}")
         if devices > 0:
-            experiment.mesh.sizes(devices)
+            _check_devices(experiment, devices)
+
+
+def _check_devices(experiment: Experiment, devices: int) -> None:
+    """Raise SettingError for a mesh, a size or a batch that cannot be split over so many devices."""
+    from lm.train.checks import check_mesh  # with jax
+
+    sizes = experiment.mesh.sizes(devices)
+    for training in (experiment.pretraining, experiment.finetuning):
+        check_mesh(experiment.model, sizes, training.batch_size, training.microbatches)
+
+
+def _check_number(option: str, number: int) -> None:
+    """Raise SettingError for an option that should count at least one."""
+    if number < 1:
+        raise SettingError(f"{option} {number} should be a whole number from 1")
 
 
 def _relative_files(experiment: Experiment) -> list[tuple[str, str]]:
@@ -224,6 +246,7 @@ def launch_queued(
         slices_per_run: Slices of each run, joined by the data-centre network.
         runtime: Image of the TPU VMs, if not the accelerator's usual one.
     """
+    _check_number("--slices-per-run", slices_per_run)
     jobs = _make_jobs(pattern, settings, run_options, options.accelerator, slices_per_run)
     _exit_with_code(lambda: slices.run_slices(jobs, queued.API, options, machines, slices_per_run, runtime))
 
@@ -239,12 +262,13 @@ def launch_gke(
     """Submit each row to GKE as a JobSet, by xpk, on one or more slices.
 
         lm launch gke t5/1-baseline/baseline --scale base \\
-          --accelerator tpu7x:4x4x4 --cluster mine --slices 2 \\
+          --accelerator tpu7x:2x2x4 --cluster mine --slices 2 \\
           --image us-docker.pkg.dev/PROJECT/lm/lm:1 --runs gs://BUCKET/runs --dry-run
 
     Args:
         pattern: Shell-style pattern of rows or tables, such as 't5/6-*'.
     """
+    _check_number("--slices", cluster.slices)
     jobs = _make_jobs(pattern, settings, run_options, options.accelerator, cluster.slices)
     _exit_with_code(lambda: gke.submit(jobs, options, cluster))
 
@@ -305,12 +329,7 @@ def launch_image(
         extra: What the image is for.
         dry_run: Print every command and run none.
     """
-    commands = container.build_commands(tag, source, extra)
-    if dry_run:
-        for command in commands:
-            show(command)
-        return
-    _exit_with_code(lambda: container.run_commands(commands, source))
+    _exit_with_code(lambda: container.build(tag, source, extra, dry_run))
 
 
 def launch_list(zone: str = "", project: str = "", dry_run: bool = False) -> None:

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from launching import CLOUD, IMAGE, launch
 
-from launch import container, gce, queued
+from launch import container, gce, gke, queued
 from launch.accelerators import Slice, libtpu_flags, parse_slice
 from launch.gcloud import Request
 from launch.options import Machines
@@ -25,6 +25,7 @@ GCE = ["gce", ROW, "--accelerator=v6e:4x4", "--zones", "us-east5-a", *CLOUD]
 QUEUED = ["queued", ROW, "--accelerator=v5litepod-16", "--zones", "us-west4-a", *CLOUD]
 LOCAL = ["local", ROW]
 SLURM = ["slurm", ROW, "--time=1:00:00"]
+GKE = ["gke", ROW, "--accelerator=tpu7x:2x2x4", "--cluster=c", *CLOUD]
 OFFERED = "auth config offers"
 ATTEMPT = "scp ssh START"
 ASK = "create-policy create-template create-group"
@@ -69,7 +70,11 @@ def test_a_queued_slice_that_is_taken_away_is_deleted_and_asked_for_again(stage)
             f"create describe {ATTEMPT} delete",
         ),
         ({"describe": [ABSENT, "FAILED"]}, 1, f"describe {'create describe delete ' * 4}".strip()),
-        ({"describe": [ABSENT, "ACTIVE", ABSENT], "START": [255]}, 1, f"create describe {ATTEMPT} describe"),
+        (
+            {"describe": [ABSENT, "ACTIVE", ABSENT], "START": [255]},
+            1,
+            f"create describe {ATTEMPT} describe delete",
+        ),
         ({"describe": ["ACTIVE"]}, 2, "offers describe"),
         (
             {"describe": ["DELETING", ABSENT, "ACTIVE"]},
@@ -87,6 +92,17 @@ def test_each_ending_has_its_policy(stage, answers, code, then):
     stage.record(**{verb: [shown(verb, one) for one in given] for verb, given in answers.items()})
     assert launch(*QUEUED) == code
     assert stage.calls().endswith(then)
+
+
+def test_after_its_run_time_a_slice_is_asked_for_again_and_the_run_goes_on_there(stage, capsys):
+    states = [stage.absent, stage.queue("ACTIVE"), stage.queue("DELETING"), stage.queue("ACTIVE")]
+    stage.record(describe=states, START=[(255, "", ""), (0, "", "")])
+    assert launch(*QUEUED, "--provisioning=flex-start", "--max-run-time=2d") == 0
+    once = f"create describe {ATTEMPT}"
+    assert stage.calls() == f"{OFFERED} describe {once} describe delete {once} delete"
+    assert "taken away, as at the end of --max-run-time" in capsys.readouterr().out
+    unready = SliceState(owned=True, seen=True)
+    assert step(unready, Outcome(state=ABSENT), Limits(is_timed=True)).after_deletion == "end"
 
 
 def test_a_zone_that_refuses_is_left_for_the_next(stage):
@@ -229,6 +245,15 @@ def test_only_a_slice_of_ours_is_deleted():
         ([*GCE, "--zones=us-east5"], "--zones 'us-east5' should be zones"),
         ([*GCE, "--provisioning=flex-start", "--max-run-time=7d1s"], "at most 7d"),
         ([*GCE, "--mesh.fsdp=3"], "mesh.fsdp=3 needs a multiple of 3 devices and there are 16"),
+        ([*GCE, "--pretraining.batch_size=24"], "batch_size"),
+        ([*GCE, "--finetuning.batch_size=24"], "batch_size"),
+        ([*GKE, "--accelerator=tpu7x:4x4x4", "--slices=2"], "batch_size"),
+        ([*GKE, "--slices=0"], "--slices 0 should be a whole number from 1"),
+        ([*GKE, "--runs=gs://"], "--runs 'gs://' should be gs://BUCKET/FOLDER"),
+        ([*QUEUED, "--slices-per-run=0"], "--slices-per-run 0 should be a whole number from 1"),
+        ([*GCE, "--max-run-time=0h"], "--max-run-time '0h' should be above 0"),
+        ([*SLURM, "--gpus-per-node=-4"], "--gpus-per-node -4 should be a whole number from 0"),
+        ([*LOCAL, "--processes=3", "--devices-per-process=1"], "batch_size"),
         (
             [*LOCAL, "--processes=2", "--devices-per-process=3", "--mesh.fsdp=4"],
             "mesh.fsdp=4 needs a multiple of 4 devices and there are 6",
@@ -262,6 +287,14 @@ def test_what_a_way_cannot_do_is_refused_with_the_mend_before_anything_is_asked(
     assert launch(*words, *option) == 2
     said = capsys.readouterr()
     assert message in said.err and not stage.calls() and not said.out
+
+
+@pytest.mark.parametrize("way", [GCE, QUEUED, GKE])
+def test_the_image_of_a_cloud_has_no_wandb(stage, way, monkeypatch, capsys):
+    monkeypatch.setattr("experiments.processes.progress.find_spec", lambda name: object())  # it is installed
+    assert launch(*way, "--wandb=mine", "--dry-run") == 2
+    assert "--wandb: the image of lm launch lacks wandb" in capsys.readouterr().err
+    assert launch(*LOCAL, "--wandb=mine", "--dry-run") == 0
 
 
 @pytest.mark.parametrize(
@@ -340,6 +373,18 @@ def test_types_and_topologies_name_the_same_slices(asked, type, hosts):
     assert (piece.type, piece.hosts) == (type, hosts)
 
 
+@pytest.mark.parametrize("asked, hosts", [("v6e:2x4", 2), ("v5litepod-8", 2), ("v6e:2x2", 1), ("v6e:1x1", 1)])
+def test_on_gke_eight_chips_are_two_machines_which_have_to_meet(stage, asked, hosts, capsys):
+    assert gke.host_count(parse_slice(asked)) == hosts
+    assert launch(*GKE, f"--accelerator={asked}", "--dry-run") == 0
+    assert ("--env=LM_COORDINATOR=auto" in capsys.readouterr().out) == (hosts > 1)
+
+
+def test_a_type_before_a_topology_names_the_generation(stage, capsys):
+    assert launch(*GKE, "--accelerator=v5litepod:4x4", "--dry-run") == 0
+    assert "--tpu-type=v5litepod-4x4" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "asked, machine",
     [("v6e:2x4", "ct6e-standard-8t"), ("v6e:4x4", "ct6e-standard-4t"), ("v6e:1x1", "ct6e-standard-1t")],
@@ -396,7 +441,7 @@ LINTED = [
         [*GCE, "--accelerator=v5p:2x2x1", "--provisioning=spot", "--labels", "team=nlp"],
         "--provisioning-model=SPOT",
     ),
-    ([*GCE, "--accelerator=tpu7x:4x4x8", "--provisioning=flex-start", "--max-run-time=2d"], "FLEX_START"),
+    ([*GCE, "--accelerator=tpu7x:4x4x4", "--provisioning=flex-start", "--max-run-time=2d"], "FLEX_START"),
     (
         [*GCE, "--provisioning=reservation:r", "--access=iap", "--network=n", "--subnetwork=s"],
         "--reservation=r",
@@ -456,7 +501,7 @@ def test_the_real_xpk_accepts_every_command(stage, capsys):
     xpk = shutil.which("xpk")
     if not xpk:
         pytest.skip("xpk is not installed")
-    for accelerator in ("tpu7x:4x4x4", "v5p:4x4x8", "v6e:4x4", "v5litepod-16", "v4:2x2x4"):
+    for accelerator in ("tpu7x:2x2x4", "v5p:4x4x4", "v6e:4x4", "v5litepod-16", "v4:2x2x4"):
         words = ["gke", ROW, f"--accelerator={accelerator}", "--cluster=c", "--slices=2", *CLOUD]
         assert launch(*words, "--zone=us-east5-a", "--project=p", "--provisioning=spot", "--dry-run") == 0
         command = shlex.split(capsys.readouterr().out)
@@ -466,12 +511,12 @@ def test_the_real_xpk_accepts_every_command(stage, capsys):
 
 
 def test_a_run_on_gke_is_one_command_with_image_shape_and_grace(stage, capsys):
-    words = ["gke", ROW, "--accelerator=tpu7x:4x4x4", "--cluster=c", "--slices=2", *CLOUD, "--dry-run"]
+    words = [*GKE, "--slices=2", "--dry-run"]
     assert launch(*words) == 0
     out = capsys.readouterr().out
     for part in (
         "xpk workload create --workload=lm-t5-6-",
-        "--tpu-type=tpu7x-4x4x4 --num-slices=2",
+        "--tpu-type=tpu7x-2x2x4 --num-slices=2",
         f"--docker-image={IMAGE}",
         "--env=LM_COORDINATOR=auto",
         "exec lm run t5/6-corruption-rate/15 --scale base --runs /gs/b/r --mesh.slice 2",
@@ -488,7 +533,9 @@ def test_an_image_is_built_from_the_containerfile_and_pushed(stage, capsys):
     ]
     stage.play(docker='#!/bin/bash\necho "$1" >> "$0.calls"; exit 7\n')
     assert launch("image", IMAGE) == 7 and (stage.folder / "docker.calls").read_text() == "build\n"
-    assert launch("image", IMAGE, "--source=/") == 2
+    for option in ((), ("--dry-run",)):
+        assert launch("image", IMAGE, "--source=/nonexistent", *option) == 2
+        assert "it has no Containerfile" in capsys.readouterr().err
 
 
 def test_what_is_there_is_deleted_by_name_and_a_name_that_is_not_is_refused(stage, capsys):

@@ -62,6 +62,7 @@ def home(tmp_path_factory):
     name_run(folder / "runs", "mine", folder / "runs" / "nano" / MINE)
     (folder / "new.txt").write_text("It is so.\nSo be it.\n")
     (folder / "pairs.jsonl").write_text('["It is so.", "So it is."]\n')
+    (folder / "Containerfile").touch()  # as in a clone
     (folder / "book.txt").write_text("A first paragraph.\n\nA second one.\n")
     return folder
 
