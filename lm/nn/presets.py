@@ -526,7 +526,8 @@ PRESETS = {
     "pythia-2.8b": _sized(_PYTHIA, 32, 2_560, 32),
     "pythia-6.9b": _sized(_NEOX, 32, 4_096, 32),
     "pythia-12b": _sized(changes(_NEOX, {"vocab_size": 50_688}), 36, 5_120, 40),
-    "gpt-neox-20b": _sized(_NEOX, 44, 6_144, 64),
+    # its config.json has gelu_fast, which is the tanh form
+    "gpt-neox-20b": _sized(_NEOX, 44, 6_144, 64, {"mlp.activation": "gelu-tanh"}),
     "bloom-560m": _sized(_BLOOM, 24, 1_024, 16),
     "bloom-1b7": _sized(_BLOOM, 24, 2_048, 16),
     "bloom-7b1": _sized(_BLOOM, 30, 4_096, 32),

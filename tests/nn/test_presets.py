@@ -199,3 +199,8 @@ def test_parameter_counts_are_those_of_released_weights_of_the_study_or_about_th
 ):
     found = num_parameters(jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0))))
     np.testing.assert_allclose(found, due, rtol=rounding)
+
+
+def test_gpt_neox_has_the_tanh_form_of_gelu_and_pythia_that_of_the_error_function():
+    assert PRESETS["gpt-neox-20b"].mlp.activation == "gelu-tanh"
+    assert {PRESETS[name].mlp.activation for name in PRESETS if name.startswith("pythia-")} == {"gelu"}
