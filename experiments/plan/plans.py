@@ -37,7 +37,9 @@ from lm.nn.presets import PRESETS
 from lm.train.checks import check_mesh
 
 PROGRAMS_AT_ONCE = 4  # programs that are compiled side by side, at up to 3 GB each
-SHAPE = "num_encoder_layers num_decoder_layers d_model mlp.d_ff attention.d_kv attention.num_heads".split()
+# what scales set and a published size replaces, also where it has the default of the setting
+OF_SIZE = """num_encoder_layers num_decoder_layers d_model mlp.d_ff attention.d_kv attention.num_heads
+    vocab_size compile.layers""".split()
 SMALLER: tuple[Overrides, ...] = (  # what to try, in this order, on a step that does not fit
     {"model.compile.loss_chunks": 4},
     {"model.compile.remat": "dots"},
@@ -54,7 +56,9 @@ class PlanOptions:
     # sizes of the mesh's axes, such as fsdp=8,tensor=2 or slice=2; data gets the remaining devices
     mesh: str = ""
     scale: str = DEFAULT_SCALE  # size of the study
-    size: str = ""  # published model whose size replaces the scale's, such as t5-11b
+    # published model whose layers, widths and vocabulary replace the scale's, such as t5-11b; the row's own
+    # changes come after it
+    size: str = ""
     # compile the row's own mesh, rematerialisation and micro-batches and five likely others, and recommend
     # the fastest of them
     search: bool = False
@@ -94,7 +98,7 @@ def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
         if size not in PRESETS:
             raise SettingError(f"--size {size}: unknown model size{nearest(size, PRESETS)}")
         plain = dict(leaves(ModelConfig()))
-        new = {f"model.{path}": x for path, x in leaves(PRESETS[size]) if path in SHAPE or x != plain[path]}
+        new = {f"model.{path}": x for path, x in leaves(PRESETS[size]) if path in OF_SIZE or x != plain[path]}
         row = find_one(name)
         experiment = apply(apply(apply(BASELINE, SCALES[scale]), new), {**row.setup.changes, **row.changes})
     for part in filter(None, mesh.split(",")):

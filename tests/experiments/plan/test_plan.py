@@ -27,6 +27,7 @@ from lm.config.base import SettingError, changes
 from lm.config.layers import CompileConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OPTIMIZERS, OptimizerConfig
+from lm.nn.presets import PRESETS
 from lm.objectives.denoising import Lengths
 from lm.train.flops import PEAK_FLOPS, expert_parameters
 
@@ -359,6 +360,13 @@ def test_a_published_size_takes_the_place_of_the_scales_and_rows_change_it():
         128,
         128,
     )
+
+
+def test_a_published_size_has_its_own_vocabulary_also_where_that_is_the_default():
+    for size in ("t5-small", "t5-base"):
+        model = plans.row_of("t5/1-baseline/baseline", "nano", size, "").model
+        assert model.vocab_size == PRESETS[size].vocab_size == 32_128
+        assert model.compile.layers == PRESETS[size].compile.layers == "scan"
 
 
 def test_without_libtpu_the_message_says_what_to_install(monkeypatch):
