@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -81,6 +82,11 @@ def show(
     if examples < 0:
         raise SettingError(f"--examples {examples} should be at least 1")
     if row in PRESETS:
+        if scale != DEFAULT_SCALE or config or start:
+            raise SettingError(
+                f"{row} is a published model, which has a size of its own: give --scale, --config and "
+                "--start to a row of the study"
+            )
         show_published(row, settings, chosen, length, batch, dtype, tokens)
         return
     if (Path(row) / SETTINGS).exists():
@@ -235,8 +241,14 @@ def show_costs(
     length = inputs if model.has_encoder else targets
     longest = max(length, targets if model.has_decoder else 0)
     for name, value, least in (("length", longest, 1), ("batch", batch, 1), ("tokens", tokens, 0)):
-        if value < least:
-            raise SettingError(f"--{name}={value} should be at least {least}")
+        if not least <= value < inf:
+            finite = " and finite" * isinstance(value, float)
+            raise SettingError(f"--{name}={value} should be at least {least}{finite}")
+    if not model.has_decoder and (batch != 1 or dtype != "bfloat16"):
+        raise SettingError(
+            "--batch and --dtype are of the cache by which a decoder generates, and an encoder has none: "
+            "leave them out"
+        )
     check_length(model, longest, "--length")
     model = changes(model, {"dtype": dtype, "attention.implementation": "auto"})
     is_both = model.has_encoder and model.has_decoder

@@ -299,6 +299,19 @@ def test_bytes_are_told_in_binary_units():
     assert [binary(n) for n in (0, 1_000, 512 * KIB, 3 * 2**30)] == ["0 B", "1000 B", "512 KiB", "3 GiB"]
 
 
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (["--costs", "--batch", "8"], "--batch and --dtype are of the cache"),
+        (["--costs", "--dtype", "float32"], "--batch and --dtype are of the cache"),
+        (["--scale", "mini"], "bert-base is a published model, which has a size of its own"),
+    ],
+)
+def test_an_option_that_a_published_model_does_not_read_is_refused(options, said, capsys):
+    assert dispatch(["show", "bert-base", *options]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_published_model_is_shown_by_its_name(capsys):
     assert dispatch(["show", "llama-7b", "--costs", "--length", "1024", "--batch", "4"]) == 0
     said = capsys.readouterr().out
@@ -307,6 +320,9 @@ def test_a_published_model_is_shown_by_its_name(capsys):
     assert "training on 1e+12 tokens D" in (said := capsys.readouterr().out) and "4.286e+22 FLOP" in said
     assert dispatch(["show", "llama-7b", "--costs", "--tokens", "-1"]) == 2
     assert "--tokens=-1.0 should be at least 0" in capsys.readouterr().err
+    for value in ("nan", "inf"):
+        assert dispatch(["show", "llama-7b", "--costs", "--tokens", value]) == 2
+        assert f"--tokens={value} should be at least 0" in capsys.readouterr().err
     assert dispatch(["show", "mistral-7b"]) == 0
     said = capsys.readouterr().out
     assert "sparsity.window" in said and "4095" in said
