@@ -37,6 +37,7 @@ PUBLISHED = {
     "mini-encoders": "now/1-encoders",
     "mini-denoisers": "now/3-denoisers",
     "mini-clark": "clark/5-efficiency",
+    "mini-lan": "lan/4-sharing-*",
     "mini-history": "history",
     "mini-ladder": "ladder",
     "mini-experts": "now/5-experts",
