@@ -81,8 +81,7 @@ def _make_jobs(
     )
     if run_options.seeds > 1 and "seed" in changes:
         raise SettingError("seed: with --seeds N the runs of a row have the seeds 0 to N - 1")
-    if run_options.seeds < 1:
-        raise SettingError("--seeds should be a whole number from 1")
+    _check_number("--seeds", run_options.seeds)
     if accelerator and run_options.tools.wandb:
         raise SettingError(
             "--wandb: the image of lm launch lacks wandb and a key to log in; leave the option out, or take "
@@ -121,9 +120,11 @@ def _check_in_cloud(experiments: Sequence[Experiment], accelerator: str, count: 
         piece = parse_slice(accelerator)
     except LaunchError as error:
         raise SettingError(str(error)) from error
+    from experiments.runs.checks import check_devices  # with jax
+
     devices = find_slice(str(piece), count, "--accelerator").devices
     for experiment in experiments:
-        _check_devices(experiment, devices)
+        check_devices(experiment, devices)
 
 
 def _check_here(experiments: Sequence[Experiment], devices: int) -> None:
@@ -136,17 +137,11 @@ def _check_here(experiments: Sequence[Experiment], devices: int) -> None:
                 read_task_file(Path(path))
             elif not Path(path).exists():
                 raise SettingError(f"data.vocabulary={path!r} does not exist{similar_file(Path(path))}")
-        if devices > 0:
-            _check_devices(experiment, devices)
+    if devices > 0:
+        from experiments.runs.checks import check_devices  # with jax
 
-
-def _check_devices(experiment: Experiment, devices: int) -> None:
-    """Raise SettingError for a mesh, a size or a batch that cannot be split over so many devices."""
-    from lm.train.checks import check_mesh  # with jax
-
-    sizes = experiment.mesh.sizes(devices)
-    for training in (experiment.pretraining, experiment.finetuning):
-        check_mesh(experiment.model, sizes, training.batch_size, training.microbatches)
+        for experiment in experiments:
+            check_devices(experiment, devices)
 
 
 def _check_number(option: str, number: int) -> None:

@@ -63,11 +63,20 @@ def check_experiment(experiment: Experiment, sources: Sources) -> None:
     """Raise SettingError for settings that are wrong whatever the data and the folder are."""
     check_agreement(experiment)
     check_names(experiment, sources)
-    sizes = experiment.mesh.sizes(jax.device_count())
-    for training in (experiment.pretraining, experiment.finetuning):
-        check_mesh(experiment.model, sizes, training.batch_size, training.microbatches)
+    sizes = check_devices(experiment, jax.device_count())
     check_device_memory(experiment, sizes)
     declared_tasks(experiment)
+
+
+def check_devices(experiment: Experiment, devices: int) -> dict[str, int]:
+    """Return ``{mesh axis: size}`` on so many devices.
+
+    Raises SettingError for a mesh, a size of the model or a batch that cannot be split over them.
+    """
+    sizes = experiment.mesh.sizes(devices)
+    for training in (experiment.pretraining, experiment.finetuning):
+        check_mesh(experiment.model, sizes, training.batch_size, training.microbatches)
+    return sizes
 
 
 def check_agreement(experiment: Experiment) -> None:
