@@ -176,14 +176,11 @@ def _is_cut(line: bytes) -> bool:
 def write_with_checksum(path: Path, contents: bytes) -> None:
     """Write ``contents`` atomically, and their SHA-256 in a file beside it.
 
-    While the contents change, that file lists the SHA-256 of the old ones too, so that both are whole ones
-    wherever this is interrupted.
+    While the contents change, that file lists the SHA-256 of the old ones too. So the file is whole, with the
+    old contents or the new, wherever this is interrupted.
     """
     seal, new = _seal_of(path), hashlib.sha256(contents).hexdigest()
-    if matches_checksum(path):
-        write(seal, f"{hashlib.sha256(path.read_bytes()).hexdigest()}\n{new}")
-    else:
-        write(seal, new)
+    write(seal, f"{seal.read_text()}\n{new}" if matches_checksum(path) else new)
     write(path, contents)
     write(seal, new)
 
