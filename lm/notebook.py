@@ -107,8 +107,9 @@ def train_model(
 
     The loss of a decoder without an encoder is the mean over prompt and answer. ``texts`` itself stays as it
     is. A decoder then reads a prompt as in training: start token, prompt, EOS.
-    Raises SettingError for a model that writes no text, and for one whose texts end otherwise than its
-    tokenizer's.
+
+    Raises SettingError without a pair, for a model that writes no text, and for one whose texts end otherwise
+    than its tokenizer's.
     """
     if not pairs:
         raise SettingError("pairs=() should have at least one (input, answer) pair")

@@ -247,9 +247,10 @@ class OptimizerConfig(Muon, RelativeAdamW, Schedule):
         return self.decay_start if self.schedule in LATE_DECAYS else self.warmup_steps
 
     def check_decay_start(self, name: str = "optimizer") -> None:
-        """Raise SettingError for a late decay that begins before the warm-up ends; ``name`` is that of these.
+        """Raise SettingError for a late decay that begins before the warm-up ends.
 
-        It is not checked with the others: a row may set the steps of both as shares, one after the other.
+        ``name`` is the path of these settings. It is not checked with the others, since a row may set both
+        steps as shares, one after the other.
         """
         if self.schedule in LATE_DECAYS and self.decay_start < self.warmup_steps:
             raise SettingError(

@@ -63,8 +63,8 @@ class TextFinetuning(Finetuning):
             self.lengths,
             settings.seed,
             boundary,
-            settings.model.funnel.multiple,
-            settings.tuning.loss,
+            multiple=settings.model.funnel.multiple,
+            loss=settings.tuning.loss,
         )
         return Batches(rows, self.training.batch_size)
 

@@ -456,8 +456,8 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], inputs: Input
         lengths,
         seed,
         boundary,
-        model.funnel.multiple,
-        experiment.objective.loss,
+        multiple=model.funnel.multiple,
+        loss=experiment.objective.loss,
     )
     return Batches(rows, experiment.pretraining.batch_size)
 
