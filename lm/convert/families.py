@@ -333,9 +333,9 @@ BART = Family(
     attribute_map={
         "hidden_size": "d_model",
         "num_attention_heads": "encoder_attention_heads",
-        "num_hidden_layers": "encoder_layers",
     },
-    ignored=("is_decoder",),
+    # transformers computes nothing with num_hidden_layers; in distilled models it may be the teacher's.
+    ignored=("is_decoder", "num_hidden_layers"),
     base_model_prefix="model",
     base_model=(embedding("embed", "shared"), *_bart_stack("encoder"), *_bart_stack("decoder")),
     output_layers=(array("logits_bias", "final_logits_bias", LEADING_AXIS),),

@@ -32,6 +32,7 @@ HEAD_MODULES = (
     "sequence_summary",
     "logits_proj",
     "pooler",
+    "head",  # the dense layer and norm of ModernBERT, where no masked LM follows
 )
 HEAD_FIELDS = ("id2label", "label2id", "problem_type", "num_labels")  # of config.json
 PROBLEM_TYPES = {"classes": "single_label_classification", "regression": "regression"}
@@ -233,7 +234,7 @@ def body_tensors(published: PublishedHead, tensors: Mapping[str, Tensor]) -> dic
 
 def has_head(hf_config: HFConfig) -> bool:
     """Return whether a config.json is of a model with a fine-tuned head."""
-    endings = tuple(TASK_CLASS_ENDINGS.values())
+    endings = (*TASK_CLASS_ENDINGS.values(), "ForQuestionAnsweringSimple")  # so called in XLNet
     return any(str(name).endswith(endings) for name in hf_config.get("architectures") or ())
 
 

@@ -92,9 +92,11 @@ def is_buffer(name: str, tensor: np.ndarray, config: ModelConfig) -> bool:
     size = tensor.shape[-1] if tensor.ndim else 1
     if name.endswith("position_ids"):
         return np.array_equal(tensor.reshape(-1), np.arange(size))
-    if re.search(r"att(n|ention)\.bias$", name):  # the causal mask of GPT-2 and GPT-NeoX
-        square = size * size == tensor.size
-        return square and np.array_equal(tensor.reshape(size, size) != 0, np.tri(size, dtype=bool))
+    if match := re.search(r"(\d+)\.(\w+\.)*att(n|ention)\.bias$", name):  # of GPT-2, GPT-Neo and GPT-NeoX
+        layer, windows = int(match[1]), config.windows("decoder")
+        if layer >= len(windows) or size * size != tensor.size:
+            return False
+        return np.array_equal(tensor.reshape(size, size) != 0, _causal_mask(size, windows[layer]))
     if name.endswith("masked_bias"):  # what GPT-2 writes to masked scores
         return tensor.size == 1 and bool((tensor <= -1e4).all())
     if name.endswith("rotary_emb.inv_freq"):
@@ -105,5 +107,13 @@ def is_buffer(name: str, tensor: np.ndarray, config: ModelConfig) -> bool:
         rounding = max(1e-5, float(finfo(tensor.dtype).eps))
         table = sinusoids(jnp.arange(len(tensor)), size, layout=config.positions.sinusoid)
         return np.allclose(tensor, table, atol=rounding)
+    if name.endswith(("encoder.version", "decoder.version")):  # of fairseq's classes, from which BART came
+        return tensor.size == 1
     # The first export of T5 wrote it, and nothing reads it: cross-attention has no relative biases.
     return name == "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+def _causal_mask(size: int, window: int | None) -> np.ndarray:
+    """Return which tokens [size,size] see which: those up to their own, as far back as the window reaches."""
+    mask = np.tri(size, dtype=bool)
+    return mask if window is None else mask & ~np.tri(size, k=-window - 1, dtype=bool)

@@ -178,6 +178,13 @@ def older(name, tensors):
             "h.1.attn.masked_bias": np.array(-1e4),
         }
         return new, masks | {"lm_head.weight": new["wte.weight"]}
+    if name == "gpt_neo":
+        causal = np.tri(64, dtype=np.uint8)
+        # Layers 1 and 3 see their own token and four before it.
+        masks = {0: causal, 1: causal - np.tri(64, k=-5, dtype=np.uint8)}
+        return tensors, {
+            f"transformer.h.{i}.attn.attention.bias": mask[None, None] for i, mask in masks.items()
+        }
     if name == "llama_gqa":
         return tensors, {"model.layers.0.self_attn.rotary_emb.inv_freq": 10_000.0 ** -(np.arange(4) / 4)}
     table = np.arange(64)[:, None] / 10_000 ** (np.arange(16) / 16)
@@ -186,7 +193,7 @@ def older(name, tensors):
     }
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama_gqa", "marian_sinusoidal"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "gpt_neo", "llama_gqa", "marian_sinusoidal"])
 def test_files_of_older_programs_are_read_and_their_copies_and_constants_checked(name, tmp_path):
     folder, tensors = copied(name, tmp_path / "in")
     new, extra = older(name, tensors)
@@ -196,6 +203,37 @@ def test_files_of_older_programs_are_read_and_their_copies_and_constants_checked
         save_file(new | extra | {spoilt: np.asarray(extra[spoilt] + 1)}, folder / MODEL)
         ((kind, found),) = listed(folder)
         assert kind == "unknown:" and found.endswith(spoilt)
+
+
+def test_a_bart_may_hold_the_version_of_its_first_format_and_the_layers_of_its_teacher(tmp_path):
+    folder, tensors = copied("bart", tmp_path / "in")
+    versions = {f"model.{side}.version": np.array([3.0], np.float32) for side in ("encoder", "decoder")}
+    save_file(tensors | versions, folder / MODEL)
+    configured(num_hidden_layers=12)(folder)
+    assert same(load(folder)[1], load(GOLDEN / "bart")[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "pretraining_head", "class_name", "head"),
+    [
+        ("modernbert", "decoder.bias", "ModernBertForSequenceClassification", "classifier"),
+        ("modernbert", "decoder.bias", "ModernBertForTokenClassification", "classifier"),
+        ("xlnet", "lm_loss.bias", "XLNetForQuestionAnsweringSimple", "qa_outputs"),
+    ],
+)
+def test_a_fine_tuned_model_is_read_without_its_head(name, pretraining_head, class_name, head, tmp_path):
+    folder, tensors = copied(name, tmp_path / "in")
+    del tensors[pretraining_head]
+    layer = {f"{head}.weight": np.ones((2, 32), np.float32), f"{head}.bias": np.ones(2, np.float32)}
+    save_file(tensors | layer, folder / MODEL)
+    configured(architectures=[class_name])(folder)
+    encoder, expected = (
+        {path: x for path, x in named(load(each)[1]).items() if path.startswith("encoder.")}
+        for each in (folder, GOLDEN / name)
+    )
+    assert encoder.keys() == expected.keys()
+    for path, x in encoder.items():
+        np.testing.assert_array_equal(x, expected[path])
 
 
 def test_every_misfit_of_a_checkpoint_is_listed_at_once(tmp_path):
