@@ -342,9 +342,8 @@ class CheckpointConfig:
 
     every: int = 5_000  # time between two checkpoints; the last step is always saved [steps]
     keep: int = 3  # number of newest checkpoints to keep [checkpoints]
-    best: Literal["lowest", "highest"] = (
-        "lowest"  # which value of each score is best: that checkpoint is kept too
-    )
+    # which value of each score is best: that checkpoint is kept too
+    best: Literal["lowest", "highest"] = "lowest"
     hours: float = 1.0  # keep one checkpoint of each period of this length too; 0: none [hours]
     steps: tuple[int, ...] = ()  # save and evaluate at these steps too, and keep their checkpoints [steps]
 
@@ -398,8 +397,7 @@ class LoopConfig:
     evaluate_every: int = 5_000
     score: str = "loss"  # metric by which checkpoints are ranked
     guard: GuardConfig = NEVER_SKIP
-    patience: float = (
-        0.0  # end the process after so long without a step or evaluation batch; 0: never [seconds]
-    )
+    # end the process after so long without a step or evaluation batch; 0: never [seconds]
+    patience: float = 0.0
     profile: tuple[int, int] | None = None  # first and last step to trace; None: no trace
     prefetch: int = 2  # number of batches to copy to the devices ahead of their step [batches]
