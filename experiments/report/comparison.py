@@ -1,12 +1,12 @@
 """Compares the finished runs of a table: how each row differs from the baseline, the verdict on each claim at
 equal budgets, and whether the rows are in the paper's order.
 
-The metrics that are judged are fixed: all tasks of the runs, in two halves, but for those that the study
-declares unfit. No task is left out by the score of a row that is compared.
+The metrics used for verdicts are fixed in advance: all tasks of the runs, in two halves, except those that
+the study has declared unfit. No task is dropped because of the scores of the rows that are compared.
 
-The noise standard deviation of a metric is the unit in which differences are averaged over metrics: how much
-a score would vary if a row were trained with another seed and scored on other examples. It is that of the
-median row of all tables that are reported together, so that their combined scores are on one scale.
+Differences are averaged over metrics in units of each metric's noise standard deviation: how much a score
+varies with a new seed and new examples. It is estimated from the median row of all tables that are reported
+together, so that their combined scores share one scale.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,15 +57,17 @@ from experiments.study.start import START_ONLY_ROW
 from experiments.study.table import Relation, Row, Table
 from lm.config.base import SettingError
 
-MIN_ABOVE_CHANCE = 3.0  # a row is above chance if its score is by so many standard errors
+# A row counts as above chance if its score exceeds chance by this many standard errors.
+MIN_ABOVE_CHANCE = 3.0
 # Rows that differ by less are equivalent. This is the smallest difference that the T5 paper calls
-# significant, as a mean over its seven columns [noise standard deviations].
+# significant, as a mean over its seven columns: the deviation of a difference of two runs is sqrt(2) times
+# that of one, and that of a mean of seven columns 1/sqrt(7) of it [noise standard deviations].
 EQUIVALENCE_MARGIN = SIGNIFICANT * sqrt(2 / 7)
 MAX_RESAMPLED_SEEDS = 20  # seeds of a row whose examples are resampled; more would not narrow an interval
 Uncompared = Literal[
     "not yet learning", "out of range", "no common seed", "different targets", "same experiment"
 ]
-OtherTasks = Literal["other tasks"]  # of a claim that says nothing of the tasks which are judged
+OtherTasks = Literal["other tasks"]  # the claim does not concern the tasks that are judged
 VerdictWord = Literal["confirmed", "contradicted", "equivalent", "undecided", Uncompared, OtherTasks]
 BaselineVerdict = Literal["better", "worse", "equivalent", "undecided"]
 UNCOMPARED: tuple[Uncompared, ...] = get_args(Uncompared)
@@ -101,7 +103,8 @@ class Comparison:
     """The finished runs of a table, their scores, differences and verdicts.
 
     Rows that build the same experiment share their runs. Their canonical name is the name of the first of
-    them in the table. All mappings and arguments called ``name`` here use canonical names.
+    them in the table. Arguments called ``name`` and the keys of computed mappings are canonical names;
+    ``runs`` and ``experiments`` have the names of all rows.
     """
 
     def __init__(
@@ -133,10 +136,12 @@ class Comparison:
     @cached_property
     def _canonical_names(self) -> dict[str, str]:
         """Map the name of each row to its canonical name."""
-        first: dict[Experiment | str, str] = {}
-        names = [row.name for row in (*self.table.rows, self.baseline)]
-        # a row that cannot be built yet has no experiment
-        return {name: first.setdefault(self.experiments.get(name, name), name) for name in names}
+        name_of_experiment: dict[Experiment | str, str] = {}
+        names = {}
+        for row in (*self.table.rows, self.baseline):
+            experiment = self.experiments.get(row.name, row.name)  # a row that cannot be built has none
+            names[row.name] = name_of_experiment.setdefault(experiment, row.name)
+        return names
 
     def canonical_name(self, row: Row) -> str:
         """Return the name of the first row of the table that builds the same experiment as ``row``."""
@@ -159,19 +164,18 @@ class Comparison:
         return next(rows, self.baseline)
 
     def including_baseline(self) -> "Comparison":
-        """Return this comparison with the baseline as the first of its rows, if none of them is it."""
+        """Return this comparison with the baseline added as the first row, unless it is already a row."""
         if self.baseline_row in self.table.rows:
             return self
-        extended = copy(self)  # with all that has been computed, which the baseline is part of
+        extended = copy(self)  # shares what has been computed, which includes the baseline
         extended.table = replace(self.table, rows=(self.baseline, *self.table.rows))
         return extended
 
     @property
     def control(self) -> str | None:
-        """Return the canonical name of the row with the start alone; None if it has no finished run."""
-        return self._canonical_names.get(START_ONLY_ROW) or (
-            START_ONLY_ROW if self.runs.get(START_ONLY_ROW) else None
-        )
+        """Return the canonical name of the row that has the start alone; None if it has no finished run."""
+        name = self._canonical_names.get(START_ONLY_ROW, START_ONLY_ROW)
+        return name if self.runs.get(name) else None
 
     @property
     def scored_names(self) -> list[str]:
@@ -264,8 +268,12 @@ class Comparison:
 
     @cached_property
     def groups(self) -> dict[Group, dict[str, float]]:
-        """Return group -> metric -> its weight; claims are judged on each group, first on the first."""
-        return metric_groups(m for m in self.metrics if not self.not_averaged.keys() >= set(m.tasks))
+        """Return group -> metric -> its weight; claims are judged on each group, mainly on the first.
+
+        A metric is left out if all of its tasks are in ``not_averaged``.
+        """
+        averaged = (m for m in self.metrics if any(task not in self.not_averaged for task in m.tasks))
+        return metric_groups(averaged)
 
     @property
     def main_group(self) -> Group | None:
@@ -285,9 +293,9 @@ class Comparison:
         """
         values = self.values_by_seed(metric)[name]
         errors = self._bootstrap_errors[metric.name].get(name, {})
-        by_examples = np.var(np.mean([*errors.values()], axis=0)) if errors else 0.0
-        by_seeds = np.var([*values.values()], ddof=1) / len(values) if len(values) > 1 else 0.0
-        error = float(np.sqrt(by_examples + by_seeds))
+        example_variance = np.var(np.mean([*errors.values()], axis=0)) if errors else 0.0
+        seed_variance = np.var([*values.values()], ddof=1) / len(values) if len(values) > 1 else 0.0
+        error = float(np.sqrt(example_variance + seed_variance))
         if metric.chance is None or not values or not error:
             return None
         return metric.sign * (mean(values.values()) - metric.chance) / error
@@ -310,7 +318,7 @@ class Comparison:
 
     @cached_property
     def _bootstrap_errors(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:
-        """Return metric -> row -> seed -> what resampling the examples adds to its value, [NUM_RESAMPLES]."""
+        """Return metric -> row -> seed -> change of its value by resampling examples, [NUM_RESAMPLES]."""
         return {metric.name: example_bootstrap_errors(self, metric) for metric in self.metrics}
 
     # ---- differences from the baseline
@@ -371,7 +379,10 @@ class Comparison:
         return rows
 
     def signed_weights(self, group: Group) -> dict[str, float]:
-        """Return metric -> its weight in a group's mean over its noise; negative if lower is better."""
+        """Return metric -> its weight in the group's mean over its noise; negative if lower is better.
+
+        The quotient makes the mean one of noise standard deviations.
+        """
         weights = self.groups[group]
         return {
             metric.name: weights[metric.name] * metric.sign / self.noise_std[metric.name]
@@ -391,10 +402,10 @@ class Comparison:
         of the baseline.
         """
         if (name, group) not in self._combined_scores:
-            self._combined_scores[name, group] = self._less_baseline(name, group)
+            self._combined_scores[name, group] = self._minus_baseline(name, group)
         return self._combined_scores[name, group]
 
-    def _less_baseline(self, name: str, group: Group) -> dict[int, float]:
+    def _minus_baseline(self, name: str, group: Group) -> dict[int, float]:
         baseline_average = self._baseline_average(name, group)
         if baseline_average is None or not self.is_group_comparable(group, name, self.canonical_baseline):
             return {}
@@ -437,7 +448,7 @@ class Comparison:
 
     @cached_property
     def paper_orders(self) -> dict[Group, PaperOrder]:
-        """Return group of metrics -> how far rows are in the paper's order by their mean over the group.
+        """Return group of metrics -> how well the rows' order, by their mean score, agrees with the paper's.
 
         Rows that have not left the unigram plateau are not ordered. Empty for fewer than three rows. The
         interval resamples the seeds that all of these rows have, and examples; all rows get the same
@@ -475,19 +486,19 @@ class Comparison:
             resampled[row] = seed_draws @ averages
             for metric, weight in self.signed_weights(group).items():
                 errors = self._bootstrap_errors[metric].get(name, {})
-                left = np.ones(NUM_RESAMPLES)  # weight of the seeds whose errors are unknown
+                unknown_weight = np.ones(NUM_RESAMPLES)  # of the seeds whose errors are unknown
                 for i, seed in enumerate(seeds):
                     if seed in errors:
                         resampled[row] += weight * seed_draws[:, i] * errors[seed]
-                        left -= seed_draws[:, i]
+                        unknown_weight -= seed_draws[:, i]
                 if errors and not errors.keys() >= {*seeds}:  # the same examples are hard for all seeds
-                    resampled[row] += weight * left * np.mean([*errors.values()], axis=0)
+                    resampled[row] += weight * unknown_weight * np.mean([*errors.values()], axis=0)
         return resampled
 
     # ---- claims
 
     def difference(self, a: str, b: str, budget: Budget, group: Group) -> PairedDifference | Uncompared:
-        """Return row a's average minus row b's at an equal budget or, as a word, why they are not compared.
+        """Return row a's average minus row b's at an equal budget, or the reason why they are not compared.
 
         Each pair of runs is compared where the cheaper of the two ends. For the budget "updates" each row is
         taken at its own end, as in the paper. The noise due to examples is that at the end of training.
@@ -537,7 +548,7 @@ class Comparison:
         return np.sum(parts, axis=0) if parts else None
 
     def gains_over_start(self, group: Group) -> dict[str, PairedTest]:
-        """Return row -> the test of its average, after training, against the start alone.
+        """Return row -> the test of its average, after training, against that of the start alone.
 
         Only rows with the control's model are compared, since other models have a start of their own.
         Empty without a control.
@@ -558,25 +569,25 @@ class Comparison:
 
     def verdicts(self) -> Verdicts:
         """Return group -> budget -> the verdict on each claim whose two rows both have finished runs."""
-        judged = [
+        claims = [
             claim
             for claim in paper_claims(self.table)
             if all(self.runs.get(self.canonical_name(row)) for row in (claim.better, claim.worse))
         ]
         groups = [*self.groups] or ["held-out text"]
         return {
-            group: {budget: self._judge(judged, budget, group) for budget in JUDGED_BUDGETS}
+            group: {budget: self._judge(claims, budget, group) for budget in JUDGED_BUDGETS}
             for group in groups
         }
 
-    def _judge(self, judged: Sequence[Claim], budget: Budget, group: Group) -> list[tuple[Claim, Verdict]]:
-        pairs = [(self.canonical_name(claim.better), self.canonical_name(claim.worse)) for claim in judged]
+    def _judge(self, claims: Sequence[Claim], budget: Budget, group: Group) -> list[tuple[Claim, Verdict]]:
+        pairs = [(self.canonical_name(claim.better), self.canonical_name(claim.worse)) for claim in claims]
         verdicts: dict[RowPair, Verdict] = {}
         differences: dict[RowPair, PairedDifference] = {}
-        for claim, pair in zip(judged, pairs, strict=True):
+        for claim, pair in zip(claims, pairs, strict=True):
             if not claim.is_about(group):
                 continue
-            if pair[0] == pair[1]:  # by settings given by hand, which the rows share
+            if pair[0] == pair[1]:  # settings of the command line have made the two rows one experiment
                 verdicts[pair] = Verdict("same experiment")
             elif not all(map(self.has_left_plateau, pair)):
                 verdicts[pair] = Verdict("not yet learning")
@@ -590,7 +601,7 @@ class Comparison:
                     verdicts[pair] = Verdict(difference)
         tests = compare_pairs(differences, EQUIVALENCE_MARGIN)
         found = []
-        for claim, pair in zip(judged, pairs, strict=True):
+        for claim, pair in zip(claims, pairs, strict=True):
             if not claim.is_about(group):
                 found.append((claim, Verdict("other tasks")))
             elif pair in tests:
@@ -612,9 +623,9 @@ def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """Return metric -> standard deviation of its value over new seeds and new examples; 1 if unknown.
 
     The variance over seeds is that within the median row of all tables; an experiment that is a row of
-    several tables counts once. Rows that have not left the unigram plateau are not compared, and do
-    not count unless all are such. The mean variance over resamples of the examples is added: it keeps a
-    metric whose few seeds happen to agree from getting all the weight.
+    several tables counts once. Rows that have not left the unigram plateau are excluded, unless no row has
+    left it. The mean variance over resamples of the examples is added: it keeps a metric whose few seeds
+    happen to agree from getting all the weight.
     """
     is_any_learning = any(
         each.runs[name] and each.has_left_plateau(name)
@@ -645,11 +656,10 @@ def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
 
 
 def share_noise(comparisons: Sequence[Comparison]) -> None:
-    """Give all tables one unit per metric, that of their median row."""
+    """Give all tables one unit per metric, that of their median row, before anything depends on it."""
     noise = typical_noise(comparisons)
     for comparison in comparisons:
         comparison.noise_std = noise
-        comparison._combined_scores.clear()
 
 
 def to_verdict(test: PairedTest, relation: Relation = "better") -> Verdict:

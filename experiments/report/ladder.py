@@ -97,7 +97,7 @@ def rungs_sheet(found: Mapping[str, Ladder]) -> Sheet:
         "row": [Cell(f"{kind}-x{ladder.rungs[place].name}") for kind, ladder, place in lines],
         "FLOP": [Cell(f"{rung.flops:.2g}", value=rung.flops) for rung in rungs],
         "parameters": [Cell(f"{rung.parameters / 1e6:.2f} M", value=rung.parameters) for rung in rungs],
-        "bits per byte": [score_cell(3, Score.of(rung.losses), relation=rung.relation) for rung in rungs],
+        "bits per byte": [score_cell(3, Score.of(rung.losses), prefix=rung.relation) for rung in rungs],
         "predicted": [_range_cell(prediction_of(ladder, place), ladder) for _, ladder, place in lines],
         "seeds": [Cell(str(len(rung.losses)), value=len(rung.losses)) for rung in rungs],
     }

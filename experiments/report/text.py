@@ -44,15 +44,15 @@ from lm.data.corpus.spec import corpus_parts, is_documentation
 NBSP = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{NBSP}▲", 0: "", -1: f"{NBSP}▼"}
 MISMATCH = "≠"  # follows the label of a row with another provenance than the others
-MAX_DETECTABLE = 30  # larger than any difference of two rows that learn [standard deviations of a run]
+MAX_DETECTABLE = 30  # larger than any difference seen between learning rows [standard deviations of a run]
 BUDGET_TITLES: dict[Budget, str] = {"updates": "after training", "FLOP": "compute-matched"}
 GROUP_TITLES: dict[Group, str] = {
-    "reading": "reading",
-    "language": "language",
+    "reading": "reading",  # tasks that cannot be answered without their input
+    "language": "language",  # how well a model knows the language of the text
     "both": "both halves",
     "held-out text": "held-out text",
 }
-SHORT_TITLES: dict[str, str] = {  # of groups, where 80 columns must hold a line
+SHORT_TITLES: dict[str, str] = {  # of groups, for lines of 80 columns
     GROUP_TITLES["both"]: "both",
     GROUP_TITLES["held-out text"]: "held-out",
 }
@@ -67,18 +67,18 @@ CLAIMS: dict[Budget, str] = {
 
 ABOUT_SCORES = f"""A row is the baseline with one change (`lm list TABLE`). A column is a metric: a task, \
 named by what it measures, or held-out text (↓, and all losses: lower is better). Numbers are means ± \
-standard deviations over seeds. ▲ ▼: significantly better, worse than the baseline, in a paired t test \
-over seeds (family-wise error rate {ALPHA:g} over the column, by Holm's method) and by {NUM_RESAMPLES:,} \
+standard deviations over seeds. ▲ ▼: significantly better, worse than the baseline, in a paired t test over \
+seeds (family-wise error rate {ALPHA:g} over the column, by Holm's method) and by {NUM_RESAMPLES:,} \
 bootstrap resamples of seeds and examples. One seed is never significant. A difference is equivalent if it \
 is significantly smaller than {EQUIVALENCE_MARGIN:.2g} standard deviations of a run (of its score with new \
-seeds and new examples), and otherwise undecided. An interval is that of one difference alone, so that one \
-without 0 can be undecided by the tests of all. Bits above chance grow with the probability of the right \
-answer: 0 is that of a guess. A model that is sure of its wrong answers is below 0, even if it ranks most of \
-the right ones first. Held-out loss is compared only where objective, \
-kind of model, text and vocabulary are the baseline's (else: different targets, and * behind the score)."""
-ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks \
-(two standard deviations of its baseline). The tasks differ, so compare only the order of rows. Of the \
-paper's scores, † marks those that were read second hand, and ? those that may be misread."""
+seeds and new examples), and otherwise undecided. Each interval is for one difference on its own, so it may \
+exclude 0 although the difference is undecided after the correction for many tests. Bits above chance grow \
+with the probability of the right answer: 0 is that of a guess. A model that is sure of its wrong answers is \
+below 0, even if it ranks most of the right ones first. Held-out loss is compared only where objective, kind \
+of model, text and vocabulary are the baseline's (else: different targets, and * behind the score)."""
+ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks (two \
+standard deviations of its baseline). The tasks differ, so compare only the order of rows. † marks scores \
+from a secondary source, and ? those that may have been misread."""
 START_VERDICTS: dict[BaselineVerdict, str] = {
     "better": "",
     "worse": ", worse",
@@ -88,27 +88,26 @@ START_VERDICTS: dict[BaselineVerdict, str] = {
 OTHER_TARGETS = "*"  # behind a score on other tokens than the baseline's
 DOUBTS = {SECOND_HAND: "†", UNSURE: "?"}
 ABOUT_CLAIMS = """**Order before counts.** Kendall's tau compares the order of our rows with that of the \
-paper's, by means over columns: 1 is the same order, 0 none, -1 the opposite. p is the probability of a \
-tau as far from 0 if all orders were equally likely; its interval resamples seeds and examples. A repeat of \
-the paper would reach the tau beside it, with the paper's own noise around its printed scores.
+paper's, by means over columns: 1 is the same order, 0 none, -1 the opposite. p is the probability of a tau \
+as far from 0 if all orders were equally likely; its interval resamples seeds and examples. Beside it is the \
+tau that a repeat of the paper would reach on average, given the noise of its printed scores.
 
 A *claim* is a pair of rows that the paper's own noise tells apart (z, over all its columns), or a \
 conclusion in the table's file, written before the rows are run. A conclusion may also say that two rows are \
 as good as each other (≈): it is confirmed if they are equivalent, contradicted if one is significantly \
 better, and otherwise undecided. The *mean z-score* is the mean over columns of the difference from the \
 baseline, each in standard deviations of a run, which are those of the median row of all tables of the \
-report. The columns are fixed and in two halves of equal weight: *reading* (no answer without the input; the \
-paper's own columns are of this kind, so that its claims are judged on these first) and *language* (how well \
-the model knows the text's language). A column at chance counts too. A table without tasks is judged by its \
-held-out text instead. Our runs confirm or contradict a claim if the difference is significant by the tests \
-above. Rows are compared after all of their training, as in the paper, and where both had spent the same \
-FLOP on pre-training (compute-matched), if both were scored there (else: out of range) and had left the \
-unigram plateau (else: not yet learning), by the seeds that both have. The curve over *content tokens* \
+report. The columns are fixed and in two halves of equal weight: *reading* (cannot be answered without the \
+input; the paper's own columns are of this kind, so claims are judged on this half first) and *language* \
+(how well the model knows the text's language). A column at chance counts too. A table without tasks is \
+judged by its held-out text instead. Our runs confirm or contradict a claim if the difference is significant \
+by the tests above. Rows are compared after all of their training, as in the paper, and where both had spent \
+the same FLOP on pre-training (compute-matched), if both were scored there (else: out of range) and had left \
+the unigram plateau (else: not yet learning), by the seeds that both have. The curve over *content tokens* \
 (predicted words, without sentinels, ends and copies) is a diagnostic and has no verdict. The noise of a \
-difference is estimated in part from the other differences beside it, so that the interval of two rows among \
-the claims is not quite that among the differences from the baseline. A run \
-*leaves the unigram plateau* at the step where its loss of content tokens is 0.2 nats \
-below that of a unigram model."""
+difference is partly pooled over the differences that are tested together, so the same two rows have \
+slightly different intervals among the claims and among the differences from the baseline. A run *leaves the \
+unigram plateau* at the step where its loss of content tokens is 0.2 nats below that of a unigram model."""
 
 
 # ---- scores
@@ -122,13 +121,13 @@ def scores_sheet(comparison: Comparison) -> Sheet:
         sheet[metric.title] = _metric_cells(comparison, metric)
         if metric.paper_column:
             _add_published(sheet, comparison, metric.paper_column)
-    if not any(metric.paper_column for metric in comparison.metrics):  # ours are of other kinds
+    if not any(metric.paper_column for metric in comparison.metrics):  # none of ours matches a column
         for column in compared_columns(comparison.table):
             _add_published(sheet, comparison, column.name)
     if comparison.has_tasks:
         for group in comparison.groups:
             cells = [_mean_z_cell(comparison, row, group) for row in rows]
-            if any(cell != Cell() for cell in cells):  # without a baseline no row has one
+            if any(cell != Cell() for cell in cells):  # without a run of the baseline no row has one
                 sheet[mean_z_title(group)] = cells
     if comparison.has_tasks and comparison.control is not None:
         for group in comparison.groups:
@@ -147,30 +146,33 @@ def brief_sheet(comparison: Comparison, scores: Sheet) -> Sheet:
     column is a row's mean distance from the baseline, in deviations of one run of the paper.
     """
     rows = comparison.trained_rows
-    places = [comparison.table.rows.index(row) for row in rows]
+    indices = [comparison.table.rows.index(row) for row in rows]
     halves = [group for group in comparison.groups if group != "both"]
-    heads = {mean_z_title(group): GROUP_TITLES[group] for group in halves}
-    heads = {head: title for head, title in heads.items() if head in scores}
-    if not heads:  # without tasks, or without a run of the baseline
-        heads = {metric.title: metric.title for metric in comparison.metrics}
-    heads = {"row": "row"} | heads
-    sheet = {title: [scores[head][place] for place in places] for head, title in heads.items()}
+    titles = {mean_z_title(group): GROUP_TITLES[group] for group in halves}  # column of scores -> its title
+    titles = {column: title for column, title in titles.items() if column in scores}
+    if not titles:  # without tasks, or without a run of the baseline
+        titles = {metric.title: metric.title for metric in comparison.metrics}
+    titles = {"row": "row"} | titles
+    sheet = {title: [scores[column][index] for index in indices] for column, title in titles.items()}
     if published := _published_distances(comparison, rows):
         sheet["paper"] = published
-    return sheet | {"seeds": [scores["seeds"][place] for place in places]}
+    return sheet | {"seeds": [scores["seeds"][index] for index in indices]}
 
 
 def _published_distances(comparison: Comparison, rows: Sequence[Row]) -> list[Cell]:
-    """Return each row's mean distance from the baseline in the paper; empty if its noise is unknown."""
+    """Return each row's mean distance from the baseline in the paper.
+
+    Empty if rows are compared in no column of the paper, or the noise of its scores is unknown.
+    """
     table, baseline = comparison.table, comparison.baseline
     columns = compared_columns(table)
-    if not baseline.published or any(column.std is None for column in columns):
+    if not columns or not baseline.published or any(column.std is None for column in columns):
         return []
-    ours = {row.name: standardized(row, table).mean() for row in (baseline, *rows) if row.published}
+    means = {row.name: standardized(row, table).mean() for row in (baseline, *rows) if row.published}
     cells = []
     for row in rows:
-        if row.name in ours:
-            distance = float(ours[row.name] - ours[baseline.name])
+        if row.name in means:
+            distance = float(means[row.name] - means[baseline.name])
             cells.append(Cell(f"{distance:+z.1f}", value=distance))
         else:
             cells.append(Cell())
@@ -180,7 +182,7 @@ def _published_distances(comparison: Comparison, rows: Sequence[Row]) -> list[Ce
 def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
     """Return what came out of a table: its claims by the first group of tasks, and the order of its rows.
 
-    It says too that one seed decides nothing, or without claims, that no row differs from the baseline.
+    It also says if one seed is too few to decide or, without claims, that no row differs from the baseline.
     """
     sentences = _claims_sentences(comparison, verdicts)
     trained = comparison.trained_rows
@@ -209,7 +211,7 @@ def _claims_sentences(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     parts = [f"{number:.0f} {word}" for word, number in words.items() if number]
     parts += [f"{counts.uncompared:.0f} not compared"] if counts.uncompared else []
     judges = "held-out text" if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
-    sentences = [f"{_claims(round(counts.total))} judged by {judges}: {', '.join(parts)}."]
+    sentences = [f"{_count_text(round(counts.total))} judged by {judges}: {', '.join(parts)}."]
     if any(verdict.word == "not yet learning" for _, verdict in verdicts[group]["updates"]):
         sentences.append("A row had not left the unigram plateau (not yet learning): train longer.")
     if (order := comparison.paper_orders.get(group)) is not None:
@@ -237,7 +239,7 @@ def equal_rows_note(comparison: Comparison) -> str:
         label = first.setdefault(comparison.canonical_name(row), row.label)
         if label != row.label:
             equal.append(f"{row.label} (as {label})")
-    return f"The same experiment as another row, and no other runs: {'; '.join(equal)}." if equal else ""
+    return f"The same experiment as another row, with the same runs: {'; '.join(equal)}." if equal else ""
 
 
 def unlike_rows_note(comparison: Comparison) -> str:
@@ -267,12 +269,18 @@ def rows_notes(comparison: Comparison) -> list[str]:
     return [*filter(None, (equal_rows_note(comparison), unlike_rows_note(comparison)))]
 
 
-def score_cell(digits: int, score: Score | None, mark: str = "", sign: str = "", relation: str = "") -> Cell:
-    """Return mean ± standard deviation with so many decimals, behind a ``relation`` such as "≤"."""
+def score_cell(
+    digits: int, score: Score | None, mark: str = "", sign_format: str = "", prefix: str = ""
+) -> Cell:
+    """Return mean ± standard deviation with so many decimals, behind a ``prefix`` such as "≤".
+
+    ``sign_format`` is how Python formats the sign: "+z" writes + too, and no -0.0.
+    """
     if score is None:
         return Cell()
     deviation = "" if score.std is None else f"{NBSP}±{NBSP}{score.std:.{digits}f}"
-    text = f"{relation}{NBSP * bool(relation)}{score.mean:{sign}.{digits}f}{deviation}{mark}"
+    before = f"{prefix}{NBSP}" if prefix else ""
+    text = f"{before}{score.mean:{sign_format}.{digits}f}{deviation}{mark}"
     return Cell(text, value=score.mean, deviation=score.std)
 
 
@@ -288,16 +296,16 @@ def _metric_cells(comparison: Comparison, metric: Metric) -> list[Cell]:
     for row in comparison.table.rows:
         key = comparison.canonical_name(row)
         sign = differences[key].test.sign if key in differences else 0
-        relation = bound_sign(comparison.runs_of(row)) if metric.measure == BITS_PER_BYTE else ""
+        prefix = bound_sign(comparison.runs_of(row)) if metric.measure == BITS_PER_BYTE else ""
         is_unlike = key in comparison.experiments and not comparison.is_comparable(metric, key, baseline)
         mark = OTHER_TARGETS if is_unlike and has_baseline else ARROWS[sign]
         score = Score.of(samples[key].values())
-        cells.append(score_cell(metric.digits, score, mark, relation=relation))
+        cells.append(score_cell(metric.digits, score, mark, prefix=prefix))
     return cells
 
 
 def bound_sign(runs: Iterable[Result]) -> str:
-    """Return "≤" if the likelihood of the runs is known by a bound alone, as that of masked diffusion."""
+    """Return "≤" if only an upper bound of perplexity and bits per byte is known, as for masked diffusion."""
     likelihoods = (run.likelihood() for run in runs)
     return "≤" if any(x is not None and x.variance is not None for x in likelihoods) else ""
 
@@ -312,7 +320,7 @@ def _mean_z_cell(comparison: Comparison, row: Row, group: Group) -> Cell:
     score = Score.of(comparison.combined_scores(key, group).values())
     if score is not None and not comparison.has_left_plateau(key):
         return Cell("not yet learning")
-    return score_cell(1, score, sign="+z")
+    return score_cell(1, score, sign_format="+z")
 
 
 def _start_cells(comparison: Comparison, group: Group) -> list[Cell]:
@@ -372,9 +380,7 @@ def _document_cells(comparison: Comparison) -> Sheet:
     if not any(run.likelihoods for runs in rows for run in runs):
         return {}
     sheet = {
-        head: [
-            score_cell(digits, likelihood_score(runs, measure), relation=bound_sign(runs)) for runs in rows
-        ]
+        head: [score_cell(digits, likelihood_score(runs, measure), prefix=bound_sign(runs)) for runs in rows]
         for head, (measure, digits) in LIKELIHOODS.items()
     }
     seconds = shortest_training(rows)
@@ -382,7 +388,7 @@ def _document_cells(comparison: Comparison) -> Sheet:
         for head, (measure, digits) in LIKELIHOODS.items():
             if measure != "perplexity":
                 sheet[f"{head} in {seconds:.0f} s"] = [
-                    score_cell(digits, likelihood_score(runs, measure, seconds), relation=bound_sign(runs))
+                    score_cell(digits, likelihood_score(runs, measure, seconds), prefix=bound_sign(runs))
                     for runs in rows
                 ]
     sizes = [runs[0].parameters if runs else None for runs in rows]
@@ -540,7 +546,7 @@ def _signal_text(comparison: Comparison, metric: Metric) -> str:
 
 
 def _baseline_cell(comparison: Comparison, metric: Metric, task_metric: str, unit: str) -> Cell:
-    """Return another metric of the baseline's answers, for tasks that count as bits."""
+    """Return another metric of the baseline's answers, for tasks that are scored in bits."""
     if metric.measure not in UNITS:
         return Cell()
     runs = comparison.runs_of(comparison.baseline)
@@ -555,7 +561,7 @@ def _baseline_above_chance_cell(comparison: Comparison, metric: Metric) -> Cell:
 
 
 def _rows_above_chance_cell(comparison: Comparison, metric: Metric) -> Cell:
-    """Return how many rows are above chance; "at chance" if none is, which is counted nevertheless."""
+    """Return how many rows are above chance; "none: at chance" if no row is: such a metric still counts."""
     rows = comparison.rows_above_chance(metric)
     if rows is None:
         return Cell()
@@ -564,7 +570,10 @@ def _rows_above_chance_cell(comparison: Comparison, metric: Metric) -> Cell:
 
 
 def _shuffled_cell(comparison: Comparison, metric: Metric) -> Cell:
-    """Return the baseline's score with inputs shuffled between examples, and what it loses of its score."""
+    """Return the baseline's score with inputs shuffled between examples, and the share of it that is lost.
+
+    The share is of the score's distance from chance.
+    """
     runs = comparison.runs_of(comparison.baseline)
     shuffled = [run.tasks[task].get("shuffled") for run in runs for task in metric.tasks if task in run.tasks]
     known = [each for each in shuffled if each is not None and each["score"] is not None]
@@ -592,9 +601,9 @@ def denoisers_sheet(comparison: Comparison) -> Sheet | None:
         for denoiser in denoisers:
             if denoiser.name in losses:
                 share = denoiser.weight / total
-                line = (Cell(row.label), Cell(denoiser.name), Cell(f"{share:.1%}", value=share))
-                for column, cell in zip(cells.values(), line, strict=False):
-                    column.append(cell)
+                cells["row"].append(Cell(row.label))
+                cells["denoiser"].append(Cell(denoiser.name))
+                cells["share of rows"].append(Cell(f"{share:.1%}", value=share))
                 cells["held-out loss"].append(score_cell(3, losses[denoiser.name]))
     return cells if cells["row"] else None
 
@@ -663,29 +672,28 @@ def summary_sheet(comparisons: Sequence[Comparison], verdicts: Sequence[Verdicts
 
     Tables are left out that have neither.
     """
-    heads = (
-        *("table", "tasks", "rows", "tau", "95 % interval", "p", "a repeat of the paper", "claims"),
-        *("confirmed", "contradicted", "undecided", "not compared", "share confirmed"),
-    )
-    sheet: Sheet = {head: [] for head in heads}
+    order_titles = ("rows", "tau", "95 % interval", "p", "a repeat of the paper")
+    count_titles = ("claims", "confirmed", "contradicted", "undecided", "not compared")
+    titles = ("table", "tasks", *order_titles, *count_titles, "share confirmed")
+    sheet: Sheet = {title: [] for title in titles}
     for comparison, by_group in zip(comparisons, verdicts, strict=True):
         order = order_sheet(comparison)
         for group, by_budget in by_group.items():
             counts = count_verdicts(by_budget["updates"])
             cells = {"table": Cell(comparison.table.name), "tasks": Cell(GROUP_TITLES[group])}
-            titles = [cell.text for cell in order["tasks"]] if order else []
-            if order and GROUP_TITLES[group] in titles:
-                line = titles.index(GROUP_TITLES[group])
-                cells |= {head: column[line] for head, column in order.items()}
+            ordered_groups = [cell.text for cell in order["tasks"]] if order else []
+            if order and GROUP_TITLES[group] in ordered_groups:
+                line = ordered_groups.index(GROUP_TITLES[group])
+                cells |= {title: column[line] for title, column in order.items()}
             elif not counts.total:
                 continue
             if counts.total:
-                numbers = zip(heads[7:12], (counts.total, *counts), strict=True)
-                cells |= {head: Cell(f"{number:.0f}", value=number) for head, number in numbers}
+                numbers = zip(count_titles, (counts.total, *counts), strict=True)
+                cells |= {title: Cell(f"{number:.0f}", value=number) for title, number in numbers}
                 share = counts.share_confirmed
                 cells["share confirmed"] = Cell(f"{share:.0%}", value=share)
-            for head in heads:
-                sheet[head].append(cells.get(head, Cell()))
+            for title in titles:
+                sheet[title].append(cells.get(title, Cell()))
     return sheet
 
 
@@ -728,41 +736,42 @@ def claims_sheet(verdicts: Verdicts, budget: Budget, mismatched: Collection[str]
 
 def conclusions_sheet(verdicts: Verdicts, mismatched: Collection[str]) -> Sheet | None:
     """Return exactly the conclusions of the table's file, with their verdicts; None if there are none."""
-    places = [place for place, claim in enumerate(_claims_of(verdicts)) if claim.conclusion]
-    if not places:
+    indices = [index for index, claim in enumerate(_claims_of(verdicts)) if claim.conclusion]
+    if not indices:
         return None
-    claims = [_claims_of(verdicts)[place] for place in places]
+    claims = [_claims_of(verdicts)[index] for index in indices]
     sheet: Sheet = {
         "conclusion": [Cell(claim.conclusion) for claim in claims],
         "claim": [Cell(_claim_text(claim, mismatched)) for claim in claims],
     }
     for group, by_budget in verdicts.items():
         for budget, judged in by_budget.items():
-            head = f"{GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}"
-            sheet[head] = [
-                Cell(judged[place][1].word, bold=judged[place][1].word == "contradicted") for place in places
-            ]
+            words = [judged[index][1].word for index in indices]
+            title = f"{GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}"
+            sheet[title] = [Cell(word, bold=word == "contradicted") for word in words]
     return sheet
 
 
 def brief_conclusions(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     """Return a line per conclusion of a table's file: its verdict after training, with the difference.
 
-    Each is judged by the tasks that it is about, or by the first group. Empty if the table has other claims
-    too, which its page lists.
+    Each is judged by the tasks that it is about, or by the first group. Empty if the table also has other
+    claims; the report's page lists all of them.
     """
     claims, group = _claims_of(verdicts) if verdicts else [], comparison.main_group
     if group is None or not all(claim.conclusion for claim in claims):
         return []
     lines = []
-    for place, claim in enumerate(claims):
-        judge = claim.tasks or group
+    for index, claim in enumerate(claims):
+        judge = claim.tasks or group  # the half that the claim is about, if it is about one
         if judge in verdicts:
-            _, verdict = verdicts[judge]["updates"][place]
-            said = _verdict_cell(verdict).text + f", by {GROUP_TITLES[judge]}" * (judge != group)
+            _, verdict = verdicts[judge]["updates"][index]
+            verdict_text = _verdict_cell(verdict).text
+            if judge != group:
+                verdict_text += f", by {GROUP_TITLES[judge]}"
         else:
-            said = f"no tasks of {GROUP_TITLES[judge]} to judge by"
-        lines.append(f"- {said}: {claim.conclusion} ({claim.pair})")
+            verdict_text = f"no tasks of {GROUP_TITLES[judge]} to judge by"
+        lines.append(f"- {verdict_text}: {claim.conclusion} ({claim.pair})")
     return lines
 
 
@@ -836,7 +845,7 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
         counts = counts_text(count_verdicts(matched))
         title = f"{GROUP_TITLES[group]}, {BUDGET_TITLES['updates']}"
         lines.append(f"- {title}, not counting claims about rows with {MISMATCH}: {counts}")
-    notes = [f"{_claims(len(claims))} about these rows:\n\n" + "\n".join(lines)]
+    notes = [f"{_count_text(len(claims))} about these rows:\n\n" + "\n".join(lines)]
     notes += _conclusion_note(comparison, claims)
     num_equivalent = sum(verdict.word == "equivalent" for _, verdict in main)
     if num_equivalent:
@@ -860,20 +869,23 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
 
 
 def _conclusion_note(comparison: Comparison, claims: Sequence[Claim]) -> list[str]:
-    """Return how many claims are conclusions of the table's file, how many wait, and what the others are."""
+    """Return how many conclusions the table's file states and how many lack runs, and what others are."""
     stated = len(comparison.table.conclusions)
     if not stated:
         return []
     judged = sum(bool(claim.conclusion) for claim in claims)
     missing = stated - judged
-    wait = f"; {missing} of them wait{'s' * (missing == 1)} for runs of both rows" if missing else ""
+    verb = "waits" if missing == 1 else "wait"
+    waiting = f"; {missing} of them {verb} for runs of both rows" if missing else ""
     conclusions = "1 conclusion" if stated == 1 else f"{stated} conclusions"
     others = len(claims) - judged
-    noise = f" The other claims ({others}) are pairs of rows that the paper's own noise tells apart."
-    return [f"The table's file states {conclusions}{wait}.{noise * bool(others)}"]
+    note = f"The table's file states {conclusions}{waiting}."
+    if others:
+        note += f" The other claims ({others}) are pairs of rows that the paper's own noise tells apart."
+    return [note]
 
 
-def _claims(count: int) -> str:
+def _count_text(count: int) -> str:
     return "1 claim" if count == 1 else f"{count} claims"
 
 
@@ -887,7 +899,7 @@ def _power_note(tests: Sequence[PairedTest], group: Group) -> str:
     smallest = smallest_difference(error, freedom, ALPHA / len(tests))
     counts = sorted({len(test.by_seed) for test in tests})
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    design = f"With {seeds} seeds per pair and {_claims(len(tests))} of this table"
+    design = f"With {seeds} seeds per pair and {_count_text(len(tests))} of this table"
     if smallest > MAX_DETECTABLE:
         return f"{design} hardly any difference is significant; train more with --seeds."
     return (
@@ -977,7 +989,7 @@ def start_notes(comparison: Comparison) -> list[str]:
 
 
 def text_notes(comparison: Comparison) -> list[str]:
-    """Return which text the runs read; which text of the documentation, by the records of their stages."""
+    """Return which corpora the runs read and, for the built-in text, the digests in their records."""
     runs = [run for row in comparison.trained_rows for run in comparison.runs_of(row)]
     digests: set[str] = set()
     for folder in {folder for run in runs for folder in run.stage_folders().values()}:
@@ -1019,7 +1031,7 @@ def undefined_notes(comparison: Comparison) -> list[str]:
 
 
 def mismatch_note(comparison: Comparison) -> str:
-    """Return which rows were trained with different data or code, or otherwise, and in what they differ."""
+    """Return which rows have other data, code, packages or shared pre-training than most, and which ones."""
     lines = "".join(f"\n- {line}" for of_row in comparison.mismatches.values() for line in of_row)
     return (
         f"{MISMATCH}: trained with different data, code or packages than most rows, or from other copies of "

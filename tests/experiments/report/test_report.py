@@ -233,7 +233,7 @@ def test_rows_that_settings_make_equal_are_not_compared_and_named(tmp_path):
     assert {verdict.word for each in verdicts.values() for _, verdict in each["updates"]} == {
         "same experiment"
     }
-    note = "The same experiment as another row, and no other runs: No pre-training (as Baseline average)."
+    note = "The same experiment as another row, with the same runs: No pre-training (as Baseline average)."
     assert note in made.path.read_text()
 
 

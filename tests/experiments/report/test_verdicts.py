@@ -27,7 +27,7 @@ from experiments.runs.plateau import plateau_note
 from experiments.runs.result import Result
 from experiments.runs.task_scores import write_example_values
 from experiments.study.claims import Counts
-from experiments.study.registry import build, find, tables_of
+from experiments.study.registry import TABLES, build, find, tables_of
 from experiments.study.table import Conclusion
 from lm.config.base import SettingError, change
 
@@ -659,6 +659,21 @@ def test_a_row_that_adds_nothing_to_the_start_alone_is_shown_as_such(tmp_path, m
     comparison.experiments[other] = settings
     cells = text.scores_sheet(comparison)["over the start alone, reading"]
     assert cells[1].text == "–", "another model has a start of its own"
+
+
+def test_a_row_of_the_table_is_its_control_only_with_a_finished_run(tmp_path, monkeypatch):
+    comparison = study(tmp_path)
+    monkeypatch.setattr("experiments.report.comparison.START_ONLY_ROW", NAMES[0])
+    assert comparison.control == NAMES[0]
+    comparison.runs[NAMES[0]] = []
+    assert comparison.control is None
+
+
+def test_a_paper_whose_rows_are_compared_in_no_column_has_no_column_in_the_brief_table():
+    table = TABLES["tay/released-shapes"]
+    rows = [row.name for row in table.rows]
+    comparison = Comparison(table, dict.fromkeys([*rows, table.baseline], []), {}, pytest.fail)
+    assert text._published_distances(comparison, table.rows) == []
 
 
 def test_what_a_task_loses_with_inputs_of_other_examples_stands_beside_its_score(tmp_path):
