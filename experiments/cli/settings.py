@@ -259,9 +259,9 @@ def given_changes(
 
         settings = settings | {TEACHER: teacher_name(teacher, runs)}
     if start:
-        from experiments.runs.init_from import started_from  # reads tokenizers, which takes a while to import
+        from experiments.runs.init_from import overrides_of_start  # slow to import: it reads tokenizers
 
-        started = started_from(start, runs, settings)
+        started = overrides_of_start(start, runs, settings)
     experiments = [build(row, scale, started) for row in rows]
     given = settings
     if config is not None:

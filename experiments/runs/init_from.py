@@ -1,8 +1,8 @@
-"""Makes what training starts from a run of its own: a published checkpoint, one of the hub, or a run's model.
+"""Imports the checkpoints that training starts from: published ones, those of the hub, and models of runs.
 
-It lies in ``starts`` beside the runs, is named by the digest of its files, and is made once. The teacher of a
-run (``distillation.teacher``) becomes such a run too. Modules with jax are imported where they are needed:
-most commands start from nothing.
+Each becomes a run in the folder ``starts`` beside the other runs, called a start. It is named by the digest
+of its files, and imported only once. The teacher of a run (``distillation.teacher``) becomes such a run too.
+Modules with jax are imported where they are needed: most commands need no checkpoint.
 """
 
 import hashlib
@@ -49,64 +49,68 @@ DIGITS = 16  # of a digest in the name of a start
 CONFIG = "config.json"
 HUB_NAME = "hub.txt"  # in the folder of a start: its name on the hub, if it is known
 HUB_CACHE = "models--"  # how the hub's cache calls the folder of a model: models--OWNER--NAME
-# settings of a model, beside its architecture, that may differ from those of the weights that it starts from
+# settings of a model that may differ from those of the checkpoint that it starts from
 ADAPTED = ("architecture", "cross_attention.kind", "cross_attention.positions")
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
-def started_from(where: str, runs: Path, settings: Mapping[str, Any] = NO_SETTINGS) -> Overrides:
-    """Return what a row takes over that starts from ``where``, which becomes a run below ``runs``; {} for "".
+def overrides_of_start(where: str, runs: Path, settings: Mapping[str, Any] = NO_SETTINGS) -> Overrides:
+    """Import the checkpoint ``where`` as a run below ``runs``; return settings of rows that start from it.
 
-    ``where``: a folder with config.json and safetensors, a run, RUN:STAGE, or hf:NAME. SettingError for
-    anything else, and for a checkpoint whose files do not fit each other. If ``settings`` name another
-    architecture than the checkpoint's, its weights become those of that one (``lm.nn.adapt``), and a line for
-    each part of the model says on the standard error which. If they name fewer layers, a line says which of
-    the checkpoint's layers are used.
+    They are the checkpoint's shape, vocabulary and special ids, without pre-training; {} for "". ``where``: a
+    folder with config.json and safetensors, a run, RUN:STAGE, or hf:NAME. SettingError for anything else, and
+    for a checkpoint whose files do not fit each other. If ``settings`` name another architecture than the
+    checkpoint's, its weights are converted to that one (``lm.nn.adapt``), and the origin of each part of the
+    model is printed on the standard error. If they name fewer layers, a line says which of the checkpoint's
+    layers are used.
     """
     if not where:
         return {}
-    run = _made_run(where, runs, START)
+    run = _get_or_import(where, runs, START)
     run = _with_fewer_layers(where, run, settings)
-    asked = {path: settings[f"model.{path}"] for path in ADAPTED if f"model.{path}" in settings}
-    own = load_settings(run).model.architecture
-    if asked.get("architecture", own) != own:
+    requested = {path: settings[f"model.{path}"] for path in ADAPTED if f"model.{path}" in settings}
+    architecture = load_settings(run).model.architecture
+    if requested.get("architecture", architecture) != architecture:
         with locked_if_possible(run.parent / "lock"):
-            run = _adapted(where, run, asked, run.parent)
-    return start_changes(_started(run))
+            run = _get_or_adapt(where, run, requested, run.parent)
+    return start_changes(_experiment_of_start(run))
 
 
 def teacher_name(where: str, runs: Path) -> str:
-    """Return the name, in ``starts`` below ``runs``, of the model ``where``, which becomes a run there.
+    """Import the teacher ``where`` into ``starts`` below ``runs``, and return the name of its folder there.
 
-    ``where`` is as in ``started_from``, or the name or folder of a run in ``starts``, which stays as it is.
+    ``where`` is as in ``overrides_of_start``, or the name or folder of a run that is in ``starts`` already.
     """
     kept = runs / STARTS_FOLDER / Path(where).name
     if kept.is_dir() and (where == kept.name or Path(where).resolve() == kept.resolve()):
         return kept.name
-    return _made_run(where, runs, TEACHER).name
+    return _get_or_import(where, runs, TEACHER).name
 
 
-def _made_run(where: str, runs: Path, option: str) -> Path:
-    """Return the run in ``starts`` below ``runs`` that has the model ``where``, made unless it is there.
+def _get_or_import(where: str, runs: Path, option: str) -> Path:
+    """Return the run in ``starts`` below ``runs`` that has the model ``where``, imported if it is not there.
 
-    ``option`` named the model; SettingErrors begin with it.
+    ``option`` is the command-line option that named the model; error messages begin with it.
     """
-    folder, stage = _found(where, option)
-    parts = _digests_of_run(folder, stage, option) if stage else digests(folder)
-    if UNKNOWN in parts.values() or not (stage or {*TOKENIZER_FILES} & {*parts}):
+    folder, stage = _resolve_source(where, option)
+    digest_of_file = _digests_of_run(folder, stage, option) if stage else digests(folder)
+    has_tokenizer = stage is not None or any(name in digest_of_file for name in TOKENIZER_FILES)
+    if not has_tokenizer or UNKNOWN in digest_of_file.values():
         raise SettingError(
             f"{option} {where}: it has no tokenizer: put one of {', '.join(TOKENIZER_FILES)} beside it"
         )
     check_runs(runs)
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]
+    digest = hashlib.sha256(json.dumps(digest_of_file, sort_keys=True).encode()).hexdigest()[:DIGITS]
     starts = runs / STARTS_FOLDER
     starts.mkdir(parents=True, exist_ok=True)
     with locked_if_possible(starts / "lock"):
         run = next(starts.glob(f"*-{digest}"), None)
         if run is None:
             run = starts / f"{_kind(folder, stage)}-{digest}"
-            cache = runs / "cache"
-            _copy_stage(stage, run, parts, cache) if stage else import_published(folder, run, cache)
+            if stage is None:
+                import_published(folder, run, runs / "cache")
+            else:
+                _copy_stage(stage, run, digest_of_file, runs / "cache")
         name = _name_on_hub(where, folder)
         if name and not hub_name(run):
             write(run / HUB_NAME, f"{name}\n")
@@ -116,7 +120,9 @@ def _made_run(where: str, runs: Path, option: str) -> Path:
 def hub_name(start: Path) -> str | None:
     """Return what the hub calls the checkpoint of a start; None if it did not come from there."""
     path = start / HUB_NAME
-    return path.read_text("utf-8").strip() or None if path.exists() else None
+    if not path.exists():
+        return None
+    return path.read_text("utf-8").strip() or None
 
 
 def _name_on_hub(where: str, folder: Path) -> str | None:
@@ -130,16 +136,16 @@ def _name_on_hub(where: str, folder: Path) -> str | None:
 
 
 def _with_fewer_layers(where: str, run: Path, settings: Mapping[str, Any]) -> Path:
-    """Return the start whose model has some of the layers of the start ``run``, if ``settings`` name fewer.
+    """Return a copy of the start ``run`` with some of its layers if ``settings`` ask for fewer, else ``run``.
 
-    It is made unless it is there. Without fewer layers it is ``run`` itself.
+    The copy is made if it does not exist.
     """
     experiment = load_settings(run)
     model = experiment.model
     counts = {}
     for stack in ("encoder", "decoder"):
-        path, there = f"num_{stack}_layers", getattr(model, f"has_{stack}")
-        if there and 0 < settings.get(f"model.{path}", 0) < getattr(model, path):
+        path, has_stack = f"num_{stack}_layers", getattr(model, f"has_{stack}")
+        if has_stack and 0 < settings.get(f"model.{path}", 0) < getattr(model, path):
             counts[path] = settings[f"model.{path}"]
     if not counts:
         return run
@@ -173,10 +179,10 @@ def _with_fewer_layers(where: str, run: Path, settings: Mapping[str, Any]) -> Pa
     return made
 
 
-def _adapted(where: str, run: Path, asked: Mapping[str, Any], starts: Path) -> Path:
-    """Return the start whose model has the weights of the start ``run`` and the settings asked for.
+def _get_or_adapt(where: str, run: Path, requested: Mapping[str, Any], starts: Path) -> Path:
+    """Return a start with the weights of the start ``run`` and the settings ``requested``.
 
-    It is made unless it is there.
+    It is made if it does not exist.
     """
     import jax
 
@@ -188,12 +194,12 @@ def _adapted(where: str, run: Path, asked: Mapping[str, Any], starts: Path) -> P
     experiment = load_settings(run)
     config = experiment.model
     try:
-        model = adapt.adapted_config(config, asked)
+        model = adapt.adapted_config(config, requested)
         for line in adapt.describe(config, model):
             print(f"--start {where}: {line}", file=sys.stderr)
     except SettingError as error:
         raise SettingError(f"--start {where}: {error}") from error
-    text = json.dumps([run.name, sorted(asked.items())])
+    text = json.dumps([run.name, sorted(requested.items())])
     digest = hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
     adapted = starts / f"{run.name.rpartition('-')[0]}-as-{model.architecture}-{digest}"
     if adapted.exists():
@@ -203,14 +209,14 @@ def _adapted(where: str, run: Path, asked: Mapping[str, Any], starts: Path) -> P
     params = adapt.adapt(config, sharding.named(body), model, jax.random.key(0))
     cache, data = starts.parent / "cache", {"start": run.name}
     with tempfile.TemporaryDirectory() as scratch:
-        vocabulary = _with_end(stored_vocabulary(stage.folder, experiment), model, Path(scratch))
+        vocabulary = _with_eos(stored_vocabulary(stage.folder, experiment), model, Path(scratch))
         save_run(adapted, replace(experiment, model=model), vocabulary, params, data, cache)
     if name := hub_name(run):
         write(adapted / HUB_NAME, f"{name}\n")
     return adapted
 
 
-def _with_end(vocabulary: Tokenizer, model: ModelConfig, scratch: Path) -> Tokenizer:
+def _with_eos(vocabulary: Tokenizer, model: ModelConfig, scratch: Path) -> Tokenizer:
     """Return the tokenizer with [SEP] as EOS if a decoder needs one that it lacks (Rothe et al. 2020).
 
     Its files are then in the folder ``scratch``.
@@ -229,7 +235,7 @@ def _with_end(vocabulary: Tokenizer, model: ModelConfig, scratch: Path) -> Token
     return load_pretrained_tokenizer(scratch, model.vocab_size)
 
 
-def _started(run: Path) -> Experiment:
+def _experiment_of_start(run: Path) -> Experiment:
     """Return the settings of a start, with all special ids that training needs."""
     experiment = load_settings(run)
     vocabulary = stored_vocabulary(run / PRETRAINING, experiment)
@@ -237,7 +243,7 @@ def _started(run: Path) -> Experiment:
     return replace(experiment, model=model, start=StartConfig(model=run.name))
 
 
-def _found(where: str, option: str) -> "tuple[Path, NetworkStage | None]":
+def _resolve_source(where: str, option: str) -> "tuple[Path, NetworkStage | None]":
     """Return a folder in the published format and None, or a run and the stage whose model is meant."""
     if where.startswith(HUB):
         return _from_hub(where.removeprefix(HUB), option), None
@@ -268,7 +274,7 @@ def _found(where: str, option: str) -> "tuple[Path, NetworkStage | None]":
 
 
 def import_hub(what: str) -> ModuleType:
-    """Return the package huggingface_hub; a SettingError that ``what`` needs it, if it is not installed."""
+    """Return the package huggingface_hub; SettingError, naming ``what`` needs it, if it is not installed."""
     try:
         import huggingface_hub
     except ImportError as error:
@@ -288,7 +294,7 @@ def _from_hub(name: str, option: str) -> Path:
     hub = import_hub(f"{option} {HUB}{name}")
     try:
         return Path(hub.snapshot_download(name, allow_patterns=list(HUB_FILES)))
-    except Exception as error:  # of the network, of the hub, or of the name; none has a common class
+    except Exception as error:  # errors of the network, the hub and bad names have no common class
         raise SettingError(
             f"{option} {HUB}{name} cannot be downloaded ({first_line(error)}); without a network name a "
             "folder that has config.json, safetensors and tokenizer"
@@ -296,7 +302,7 @@ def _from_hub(name: str, option: str) -> Path:
 
 
 def _kind(folder: Path, stage: "NetworkStage | None") -> str:
-    """Return the kind of model, as its name begins."""
+    """Return the kind of model, with which the name of its folder begins."""
     if stage is not None:
         return stage.settings.model.architecture
     kind = json.loads((folder / CONFIG).read_text()).get("model_type")
@@ -342,11 +348,11 @@ def import_published(folder: Path, run: Path, cache: Path | None = None) -> Expe
     has_tokenizer = any((folder / name).exists() for name in TOKENIZER_FILES)
     # SettingError if it does not belong to the embedding
     vocabulary = load_pretrained_tokenizer(folder, config.vocab_size) if has_tokenizer else None
-    # some rows have no token, for a round number
+    # Embeddings are often padded to a round size; one that is half empty belongs to another tokenizer.
     if vocabulary and 2 * vocabulary.vocab_size < config.vocab_size:
         few = f"{vocabulary.vocab_size} tokens, the model's embedding {config.vocab_size} rows"
         raise SettingError(f"the tokenizer of {folder} has {few}: they do not belong together")
-    experiment = imported(config)
+    experiment = experiment_for_model(config)
     if isinstance(vocabulary, TrainedTokenizer):  # exported by us
         experiment = changes(experiment, {"data.sentinels": vocabulary.num_sentinels})
     save_run(
@@ -356,7 +362,7 @@ def import_published(folder: Path, run: Path, cache: Path | None = None) -> Expe
 
 
 def _prefixed(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a Transformer as pre-training calls them."""
+    """Return the parameters of a Transformer with the names that pre-training gives them."""
     from experiments.runs.stages import stages
     from experiments.runs.trained import networks
 
@@ -364,8 +370,8 @@ def _prefixed(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, An
     return {stage.prefix + name: array for name, array in params.items()}
 
 
-def _copy_stage(stage: "NetworkStage", run: Path, parts: Mapping[str, str], cache: Path) -> None:
-    """Make ``run`` of the model of a stage of another, whose head is left behind."""
+def _copy_stage(stage: "NetworkStage", run: Path, digest_of_file: Mapping[str, str], cache: Path) -> None:
+    """Create ``run`` from the model of another run's stage, without its fine-tuning head."""
     from lm import sharding
     from lm.nn.finetune import BODY
 
@@ -373,13 +379,13 @@ def _copy_stage(stage: "NetworkStage", run: Path, parts: Mapping[str, str], cach
     model = stage.step_spec().model
     vocabulary = stored_vocabulary(stage.folder, settings)
     kept = {name: getattr(settings.data, name) for name in ("vocabulary_size", "unknown", "sentinels")}
-    words = "bytes" if settings.data.vocabulary == "bytes" else FOLDER
-    experiment = imported(model)
-    experiment = replace(experiment, data=replace(experiment.data, vocabulary=words, **kept))
+    source = "bytes" if settings.data.vocabulary == "bytes" else FOLDER
+    experiment = experiment_for_model(model)
+    experiment = replace(experiment, data=replace(experiment.data, vocabulary=source, **kept))
     params = state.eval_params
     if stage.has_head:
         params = {name.removeprefix(BODY): x for name, x in params.items() if name.startswith(BODY)}
-    save_run(run, experiment, vocabulary, dict(params), parts, cache)
+    save_run(run, experiment, vocabulary, dict(params), digest_of_file, cache)
 
 
 def save_run(
@@ -424,9 +430,9 @@ def save_run(
 
 
 def _check_links(folder: Path) -> None:
-    """SettingError if a file that the run copies, not weights, is a link out of the folder.
+    """Raise SettingError if the config or a tokenizer file, which are copied, is a link out of the folder.
 
-    Allowed are links of the cache of Hugging Face, from ``snapshots/REVISION/NAME`` to ``blobs``.
+    Links of Hugging Face's cache, from ``snapshots/REVISION/NAME`` to ``blobs``, are allowed.
     """
     root = folder.resolve()
     homes = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
@@ -438,7 +444,7 @@ def _check_links(folder: Path) -> None:
             )
 
 
-def imported(config: ModelConfig) -> Experiment:
+def experiment_for_model(config: ModelConfig) -> Experiment:
     """Return the settings of a run that holds a model trained elsewhere, with its tokenizer."""
     new = {"data.vocabulary": FOLDER, "data.corpus": "documentation", "tuning.mixtures": ()}
     return replace(changes(Experiment(), new), model=config)

@@ -10,7 +10,7 @@ from flax import nnx
 from sharded_training import transformer_batch
 from small_models import CONFIGS, TINY, example
 
-from experiments.runs.init_from import imported
+from experiments.runs.init_from import experiment_for_model
 from experiments.runs.kinds.finetuning import text_spec
 from experiments.runs.kinds.head import head_spec
 from experiments.runs.stages import stages
@@ -156,7 +156,7 @@ def test_updates_are_as_large_as_the_papers(size, rank, millions):
 
 
 def tuned(**new):
-    return changes(imported(MODELS["encoder-decoder"]), {"tuning.lora.rank": 2} | new)
+    return changes(experiment_for_model(MODELS["encoder-decoder"]), {"tuning.lora.rank": 2} | new)
 
 
 def test_a_tuned_run_is_read_as_the_plain_model(tmp_path):
@@ -167,7 +167,7 @@ def test_a_tuned_run_is_read_as_the_plain_model(tmp_path):
     )
     plain = replace(plain, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0)
     new = {"tuning.mixtures": ("glue/cola",), "tuning.lora": ALL}
-    stage = next(s for s in stages(changes(imported(plain), new), tmp_path) if s.writes_answers)
+    stage = next(s for s in stages(changes(experiment_for_model(plain), new), tmp_path) if s.writes_answers)
     spec, mesh = text_spec(stage.settings), sharding.make_mesh(MeshConfig(), jax.devices()[:1])
     assert spec.mask_updates is train_lora
     state = build(spec, mesh).initial_state(0)

@@ -14,7 +14,7 @@ from tiny import TINY
 
 from experiments.cli.convert import export_checkpoint
 from experiments.runs import provenance
-from experiments.runs.init_from import HUB_NAME, hub_name, started_from
+from experiments.runs.init_from import HUB_NAME, hub_name, overrides_of_start
 from experiments.runs.paths import save_settings, start_folder
 from experiments.runs.result import fingerprint
 from experiments.runs.run import Run
@@ -45,7 +45,7 @@ def runs(tmp_path_factory):
 
 def settings_of(runs, family, **tuning):
     """The settings of a checkpoint that is tuned by a head."""
-    start = started_from(str(published.write(family, runs / family)), runs)
+    start = overrides_of_start(str(published.write(family, runs / family)), runs)
     heads = {"tuning.mixtures": (), "tuning.heads": ("follows",)}
     return build("bert/base", "tiny", start | heads | {f"tuning.{name}": x for name, x in tuning.items()})
 
@@ -185,5 +185,5 @@ def test_a_card_has_what_the_hub_reads_and_the_scores_of_the_run(runs, tmp_path)
 
 def test_the_name_on_the_hub_is_kept_of_a_checkpoint_in_its_cache(runs, tmp_path):
     made = published.write("roberta", tmp_path / "models--owner--name" / "snapshots" / "0123", seed=7)
-    start = started_from(str(made), runs)["start.model"]
+    start = overrides_of_start(str(made), runs)["start.model"]
     assert hub_name(start_folder(start, runs / "cache")) == "owner/name"

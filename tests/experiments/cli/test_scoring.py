@@ -33,7 +33,7 @@ from experiments.evaluate.likelihood import (
 from experiments.evaluate.tasks import Rows, mean_embeddings, score_file, score_run
 from experiments.notebook import load_run
 from experiments.runs import provenance
-from experiments.runs.init_from import started_from
+from experiments.runs.init_from import overrides_of_start
 from experiments.runs.kinds.answers import make_eval_task
 from experiments.runs.paths import model_of_run, save_settings
 from experiments.runs.stages import stages_of
@@ -320,7 +320,8 @@ def test_what_needs_probabilities_of_tokens_passes_over_a_head_unless_it_is_name
 def test_training_starts_from_the_pre_trained_model_of_a_run_unless_a_stage_is_named(runs, capsys):
     folder, *_ = run_of(runs, "meant", TEXTS)
     alone, first, tuned = (
-        started_from(f"{folder}{stage}", runs)["start.model"] for stage in ("", ":pretraining", ":xquad_enro")
+        overrides_of_start(f"{folder}{stage}", runs)["start.model"]
+        for stage in ("", ":pretraining", ":xquad_enro")
     )
     assert alone == first != tuned
     assert (

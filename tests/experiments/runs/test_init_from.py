@@ -13,7 +13,7 @@ from tiny import TINY
 from tokenizers import Tokenizer
 
 from experiments.runs.checks import check_answer_lengths
-from experiments.runs.init_from import started_from
+from experiments.runs.init_from import overrides_of_start
 from experiments.runs.kinds.finetuning import TextFinetuning
 from experiments.runs.kinds.pretraining import ExternalCheckpoint, Pretraining
 from experiments.runs.run import Run
@@ -56,7 +56,7 @@ def checkpoint(runs, family):
 
 
 def started(runs, family, row=ROW, **settings):
-    changes = started_from(checkpoint(runs, family), runs)
+    changes = overrides_of_start(checkpoint(runs, family), runs)
     return build(row, "tiny", changes | TEXT | settings)
 
 
@@ -121,22 +121,22 @@ def test_training_starts_with_every_parameter_of_the_checkpoint(runs, family):
 
 
 def test_a_start_is_made_once_and_named_by_its_files_wherever_they_lie(runs, tmp_path):
-    changes = started_from(checkpoint(runs, "gpt2"), runs)
+    changes = overrides_of_start(checkpoint(runs, "gpt2"), runs)
     shutil.copytree(runs / "gpt2", tmp_path / "other-name")
-    assert started_from(str(tmp_path / "other-name"), runs) == changes
+    assert overrides_of_start(str(tmp_path / "other-name"), runs) == changes
     made = sorted(path.name for path in (runs / "starts").glob("gpt2-*"))
     assert made == [changes["start.model"]]
     other = published.write("gpt2", tmp_path / "seed-1", seed=1)
-    assert started_from(str(other), runs)["start.model"] != changes["start.model"]
+    assert overrides_of_start(str(other), runs)["start.model"] != changes["start.model"]
 
 
 def test_a_run_is_a_start_too_with_its_own_vocabulary(runs):
-    first = started_from(checkpoint(runs, "llama"), runs)
-    again = started_from(str(runs / "starts" / first["start.model"]), runs)
+    first = overrides_of_start(checkpoint(runs, "llama"), runs)
+    again = overrides_of_start(str(runs / "starts" / first["start.model"]), runs)
     model = {path: value for path, value in first.items() if path.startswith(("model.", "data."))}
     assert {path: again[path] for path in model} == model and again["start.model"] != first["start.model"]
     with pytest.raises(SettingError, match="'squad'"):
-        started_from(f"{runs / 'starts' / first['start.model']}:squad", runs)
+        overrides_of_start(f"{runs / 'starts' / first['start.model']}:squad", runs)
 
 
 def test_pre_training_goes_on_from_the_checkpoint_where_its_steps_are_named(runs):
@@ -166,11 +166,11 @@ BOTH = {"model.architecture": "encoder-decoder"}
     ("family", "cross"), [("llama", "the checkpoint's self-attention"), ("bert", "random")]
 )
 def test_one_stack_of_a_checkpoint_becomes_both_of_an_encoder_decoder(runs, capsys, family, cross):
-    changes = started_from(checkpoint(runs, family), runs, BOTH)
+    changes = overrides_of_start(checkpoint(runs, family), runs, BOTH)
     assert changes["start.model"].startswith(f"{family}-as-encoder-decoder-")
     said = capsys.readouterr().err
     assert f"cross-attention: {cross}" in said and f"--start {runs / family}: encoder: the" in said
-    again = started_from(checkpoint(runs, family), runs, BOTH)
+    again = overrides_of_start(checkpoint(runs, family), runs, BOTH)
     assert again == changes and capsys.readouterr().err == said
     experiment = build(ROW, "tiny", changes | TEXT | BOTH)
     check_agreement_with_checkpoint(experiment, BOTH)
@@ -192,8 +192,8 @@ def test_one_stack_of_a_checkpoint_becomes_both_of_an_encoder_decoder(runs, caps
 def test_a_checkpoint_of_two_stacks_is_not_taken_apart_and_layers_are_those_of_the_checkpoint(runs):
     message = "--start .*bart: .*'decoder' cannot start from .*'encoder-decoder'"
     with pytest.raises(SettingError, match=message):
-        started_from(checkpoint(runs, "bart"), runs, {"model.architecture": "decoder"})
-    changes = started_from(checkpoint(runs, "llama"), runs, BOTH)
+        overrides_of_start(checkpoint(runs, "bart"), runs, {"model.architecture": "decoder"})
+    changes = overrides_of_start(checkpoint(runs, "llama"), runs, BOTH)
     experiment = build(ROW, "tiny", changes)
     with pytest.raises(SettingError, match="num_decoder_layers 3 contradicts --start"):
         check_agreement_with_checkpoint(experiment, BOTH | {"model.num_decoder_layers": 3})
@@ -202,12 +202,12 @@ def test_a_checkpoint_of_two_stacks_is_not_taken_apart_and_layers_are_those_of_t
 def test_fewer_layers_than_the_checkpoints_are_some_of_its_own_in_a_start_that_is_made_once(runs, capsys):
     """As DistilBERT starts from BERT (Sanh et al. 2019)."""
     folder = published.write("bert", runs / "three-layers", num_encoder_layers=3)
-    whole, fewer = started_from(str(folder), runs), {"model.num_encoder_layers": 2}
-    changes = started_from(str(folder), runs, fewer)
+    whole, fewer = overrides_of_start(str(folder), runs), {"model.num_encoder_layers": 2}
+    changes = overrides_of_start(str(folder), runs, fewer)
     assert changes["start.model"] == f"{whole['start.model']}-2-encoder-layers"
     assert "model.num_encoder_layers=2: layers 0, 2 of the checkpoint" in capsys.readouterr().err
-    assert started_from(str(folder), runs, fewer) == changes
-    assert started_from(str(folder), runs, {"model.num_encoder_layers": 3}) == whole
+    assert overrides_of_start(str(folder), runs, fewer) == changes
+    assert overrides_of_start(str(folder), runs, {"model.num_encoder_layers": 3}) == whole
     check_agreement_with_checkpoint(build("bert/base", "tiny", changes), fewer)
     three, two = (
         named(stage.trained_body(make_mesh(stage.settings.mesh)))
@@ -224,7 +224,7 @@ def test_a_run_is_named_by_its_start_and_by_what_was_changed_by_hand(runs):
     name = experiment.start.model
     expected = {"start.model": name, "model.dropout": 0.25, "tuning.mixtures": TEXT["tuning.mixtures"]}
     assert overrides_of(ROW, "tiny", experiment) == expected
-    changes = started_from(checkpoint(runs, "gpt2"), runs)
+    changes = overrides_of_start(checkpoint(runs, "gpt2"), runs)
     by_hand = {"model.dropout": 0.25, "finetuning.steps": 0}
     assert explicit_overrides(changes | by_hand) == by_hand | {"start.model": name}
     assert typed_overrides(changes | by_hand) == by_hand
@@ -266,7 +266,7 @@ def test_a_start_that_is_not_whole_is_refused_by_name(runs, tmp_path, spoil, mes
     shutil.copytree(checkpoint(runs, "bart"), tmp_path / "bart")
     spoil(tmp_path / "bart")
     with pytest.raises(SettingError, match=message):
-        started_from(str(tmp_path / "bart"), tmp_path / "runs")
+        overrides_of_start(str(tmp_path / "bart"), tmp_path / "runs")
     assert not [*tmp_path.glob("runs/starts/bart*")]
 
 
@@ -305,10 +305,10 @@ def test_a_checkpoint_of_the_hub_without_a_network_is_an_error_that_says_so(runs
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     with pytest.raises(SettingError, match="hf:ours/model.*no route to host"):
-        started_from("hf:ours/model", runs)
-    there = started_from(checkpoint(runs, "gpt2"), runs)
+        overrides_of_start("hf:ours/model", runs)
+    there = overrides_of_start(checkpoint(runs, "gpt2"), runs)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(runs / name))
-    assert started_from("hf:gpt2", runs) == there
+    assert overrides_of_start("hf:gpt2", runs) == there
 
 
 def test_special_ids_that_config_json_does_not_name_are_the_tokenizers(runs):
