@@ -34,7 +34,7 @@ from experiments.runs.stages import external_checkpoint
 from experiments.study.experiment import Experiment
 from experiments.study.settings_diff import setting_changes
 from lm import sharding
-from lm.config.base import SettingError, changes, check_numbers, leaves
+from lm.config.base import SettingError, check_numbers, leaves
 from lm.config.model import RECURRENT, LoraConfig, ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.data.batches import Batches, check_batch_size
@@ -52,7 +52,7 @@ from lm.evaluate.loglikelihood import check_mask
 from lm.objectives.denoising import REPLACED, RESTORED, Lengths
 from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import Tokenizer
-from lm.train.checks import check_memory, check_mesh, check_rows, device_memory
+from lm.train.checks import check_host_rows, check_memory, check_mesh, check_rows, device_memory
 from lm.train.mup import check_optimizer
 from lm.train.runtime import manifest
 from lm.train.runtime.log import packages
@@ -60,7 +60,7 @@ from lm.train.step import StepSpec
 
 
 def check_experiment(experiment: Experiment, sources: Sources) -> None:
-    """Raise SettingError for settings that are wrong whatever the data and the folder are."""
+    """Raise SettingError for settings that are wrong for any data and any folder."""
     check_agreement(experiment)
     check_names(experiment, sources)
     sizes = check_devices(experiment, jax.device_count())
@@ -113,7 +113,7 @@ def _optimizers(experiment: Experiment) -> dict[str, OptimizerConfig]:
 
 
 def check_mup(experiment: Experiment) -> None:
-    """Raise SettingError if a stage has an optimiser, or a head, for which muP has no learning rates here."""
+    """Raise SettingError if a stage has an optimiser, or a head, for which our muP has no learning rates."""
     model, tuning = experiment.model, experiment.tuning
     if not model.mup.base:
         return
@@ -152,37 +152,42 @@ def check_inputs(
         if (batches := stage.batches(inputs)) is not None:
             inputs.batches[stage.name] = batches
     check_length(experiment, [])
-    for times in experiment.data.held_out_lengths if pretrains(experiment) else ():
-        check_length(experiment, [pretraining_batches(experiment, inputs, "validation", times).lengths])
     if pretrains(experiment):
+        for multiple in experiment.data.held_out_lengths:
+            check_length(
+                experiment, [pretraining_batches(experiment, inputs, "validation", multiple).lengths]
+            )
         check_held_out_text(experiment, pretraining_batches(experiment, inputs, "validation"))
     check_teacher_length(experiment, stages, inputs)
     for stage in stages:
-        if stage.is_pretraining and not stage.is_compared:  # the start, and phases before the last
+        # the start, and phases before the last, whose scores are in no report
+        if stage.is_pretraining and not stage.is_compared:
             check_heads(stage.settings)
             check_length(stage.settings, [inputs.batches[stage.name].lengths])
     check_answer_lengths(experiment, inputs.vocabulary)
-    report_cut_rows(stages, inputs, say)
+    report_truncated_examples(stages, inputs, say)
     if finetunes(experiment):
         report_unexportable_heads(experiment, say)
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(text_spec(experiment).model if finetunes(experiment) else experiment.model, mesh)
 
 
-def report_cut_rows(stages: Sequence[Stage], inputs: Inputs, say: Callable[[str], object]) -> None:
-    """Report for each labelled task how many of its training rows are longer than ``tuning.inputs_length``.
+def report_truncated_examples(stages: Sequence[Stage], inputs: Inputs, say: Callable[[str], object]) -> None:
+    """Report for each labelled task how many training examples are longer than ``tuning.inputs_length``.
 
-    Of many rows, MEASURED_ROWS are read, drawn at random.
+    At most MEASURED_EXAMPLES, drawn at random, are read.
     """
     for stage in stages:
         if not isinstance(stage, HeadFinetuning):
             continue
         reader = reader_of(stage.settings, stage.task, inputs.vocabulary)
-        rows = inputs.sources.rows(stage.task, "train")
-        read = np.random.default_rng(0).permutation(len(rows))[:MEASURED_ROWS].tolist()
-        cut = sum(reader.is_cut(rows[index]) for index in read)
-        if cut:
-            share = f"{cut:,} of {len(rows):,}" if len(read) == len(rows) else f"{cut / len(read):.1%} of the"
+        examples = inputs.sources.rows(stage.task, "train")
+        measured = np.random.default_rng(0).permutation(len(examples))[:MEASURED_EXAMPLES].tolist()
+        truncated = sum(reader.is_cut(examples[index]) for index in measured)
+        if truncated:
+            share = f"{truncated / len(measured):.1%} of the"
+            if len(measured) == len(examples):
+                share = f"{truncated:,} of {len(examples):,}"
             say(
                 f"{stage.task.name}: {share} training rows are longer than {reader.length} tokens and lose "
                 "their end (--tuning.inputs_length)"
@@ -190,43 +195,39 @@ def report_cut_rows(stages: Sequence[Stage], inputs: Inputs, say: Callable[[str]
 
 
 def check_held_out_text(experiment: Experiment, batches: Batches) -> None:
-    """Raise SettingError if held-out text gives no row, which would end the first evaluation."""
+    """Raise SettingError if the held-out text yields no example; the first evaluation would fail."""
     try:
         batches(0, slice(0, 1))
     except SettingError as error:
-        mend = "add text, or give a file of held-out text (valid.txt)"
+        hint = "add text, or give a file of held-out text (valid.txt)"
         if experiment.objective.pairs != "none":
-            mend += ", or set objective.pairs=none"
-        raise SettingError(f"held-out text: {error}; {mend}") from error
+            hint += ", or set objective.pairs=none"
+        raise SettingError(f"held-out text: {error}; {hint}") from error
 
 
 def check_device_memory(experiment: Experiment, sizes: Mapping[str, int]) -> None:
-    """Raise SettingError if a batch of training, held-out text or skip-gram exceeds a device's memory."""
+    """Raise SettingError if a batch does not fit in the memory of a device or, in long rows, of the host."""
     if experiment.counts.model != "none":
         return
     model, data, vectors = experiment.model, experiment.data, experiment.vectors
     training, tuning = experiment.pretraining, experiment.tuning
-    for times in data.held_out_lengths if training.steps else ():
+    for multiple in data.held_out_lengths if training.steps else ():
         named = f"data.inputs_length={data.inputs_length}, pretraining.batch_size={training.batch_size}"
-        named += f", data.held_out_lengths={data.held_out_lengths}" if times > 1 else ""
-        check_rows(model, sizes, -(-training.batch_size // times), data.inputs_length * times, named)
+        if multiple > 1:
+            named += f", data.held_out_lengths={data.held_out_lengths}"
+        check_rows(model, sizes, -(-training.batch_size // multiple), data.inputs_length * multiple, named)
     if training.steps and training.steps_per_row > 1:
         named = f"data.inputs_length={data.inputs_length}, pretraining.steps_per_row={training.steps_per_row}"
-        # long rows, which are cut into steps before they reach a device
-        check_rows(
-            changes(model, {"mixer.kind": "none"}),
-            sizes,
-            training.batch_size,
-            data.inputs_length * training.steps_per_row,
-            named,
-        )
+        # The host makes whole rows; a device gets one chunk of each.
+        check_host_rows(training.batch_size, data.inputs_length * training.steps_per_row, named)
     if experiment.finetuning.steps and (tuning.mixtures or tuning.heads):
         rows = experiment.finetuning.batch_size
         named = f"tuning.inputs_length={tuning.inputs_length}, finetuning.batch_size={rows}"
         check_rows(model, sizes, rows, tuning.inputs_length, named)
     columns = (2 * vectors.window + vectors.negatives) if vectors.negatives else model.vocab_size
     needed = vectors.batch * columns * model.embed_width * 4 if vectors.epochs else 0
-    if needed > (available := device_memory()):
+    available = device_memory()
+    if needed > available:
         raise SettingError(
             f"vectors.batch={vectors.batch}, vectors.window={vectors.window} and vectors.negatives="
             f"{vectors.negatives} need {needed / 2**30:,.1f} GiB, and there are {available / 2**30:,.1f}"
@@ -257,9 +258,9 @@ def check_names(experiment: Experiment, sources: Sources) -> None:
         find_labelled(name)
     if data.vocabulary.endswith(".model") and not Path(data.vocabulary).is_file():
         raise SettingError(f"data.vocabulary={data.vocabulary!r} does not exist; name a .model file")
-    reads = experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
-    for part in corpus_parts(data.corpus) if reads else ():
-        # that of installed packages is written before tasks are, so that they are made of it too
+    reads_corpus = experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
+    for part in corpus_parts(data.corpus) if reads_corpus else ():
+        # The built-in text is made later, before the tasks that are made from it.
         if not is_documentation(part) or part == OFFLINE:
             sources.corpus(part, "train")
 
@@ -278,7 +279,7 @@ def provenance_of_run(
 
 
 def check_same_on_all_processes(record: provenance.Provenance) -> None:
-    """Raise SettingError on all processes if one of them would train with anything else than process 0."""
+    """Raise SettingError on all processes if one of them would train with other inputs than process 0."""
     first, *others = gathered(record)
     lines = [
         f"\n  process {number}: {name}: {line}"
@@ -291,9 +292,10 @@ def check_same_on_all_processes(record: provenance.Provenance) -> None:
 
 
 def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
-    """Raise SettingError if a sequence exceeds the learned positions or the mesh cannot divide it.
+    """Raise SettingError if a sequence is longer than the model can read or the mesh cannot divide it.
 
-    lengths: of sequences beside those of the tasks.
+    Learned positions and synthesizers limit the length. lengths: those of pre-training's sequences, in
+    addition to the lengths of the tasks.
     """
     model, tuning = experiment.model, experiment.tuning
     has_tasks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
@@ -308,7 +310,7 @@ def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
         )
 
 
-MEASURED_ROWS = 200  # of a labelled task, of which it is measured how many are cut
+MEASURED_EXAMPLES = 200  # of a labelled task, of which it is measured how many are truncated
 CHARACTERS_PER_TOKEN = 4  # about, for English and a vocabulary of 32,000 word pieces
 
 NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model that compute its loss
@@ -321,8 +323,8 @@ NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model tha
     ("targets", "restored"): {"generator", "copy"},
     ("targets", "restored-at-masks"): {"generator"},
 }
-# head -> a module beside the model
-PARTS_OF_HEADS = {"replaced-token": "generator", "generator": "generator", "backward": "backward"}
+# head -> the module beside the model that it needs
+MODULE_OF_HEAD = {"replaced-token": "generator", "generator": "generator", "backward": "backward"}
 # head -> field of an objective -> values that train it
 NEEDED_OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
     "replaced-token": {"targets": REPLACED},
@@ -352,30 +354,29 @@ def check_phases(experiment: Experiment) -> None:
             )
     if models[-1].has_decoder != model.has_decoder:
         raise SettingError(
-            "pretraining.mask='bidirectional' makes an encoder of a decoder, which then is not the one that "
-            "is fine-tuned: set model.architecture='encoder', or leave that mask to pretraining.phases"
+            "pretraining.mask='bidirectional' turns the decoder that is fine-tuned into an encoder: set "
+            "model.architecture='encoder', or leave that mask to pretraining.phases"
         )
-    kinds = [each.has_decoder for each in models]
-    if kinds != sorted(kinds):
+    have_decoder = [each.has_decoder for each in models]
+    if have_decoder != sorted(have_decoder):
         raise SettingError(
             "pretraining.phases with mask 'bidirectional', which train a decoder as an encoder, should come "
             "before the others"
         )
-    if kinds[0] != kinds[-1] and experiment.start.steps and not experiment.start.objective.is_mlm:
+    becomes_decoder = have_decoder[0] != have_decoder[-1]
+    if becomes_decoder and experiment.start.steps and not experiment.start.objective.is_mlm:
         raise SettingError(
             f"start.steps={experiment.start.steps} should be 0, or start.objective one of encoders, with "
             "pretraining.phases that begin with an encoder"
         )
-    if kinds[0] != kinds[-1] and (checkpoint := experiment.start.model):
+    if becomes_decoder and (checkpoint := experiment.start.model):
         raise SettingError(
             f"pretraining.phases train an encoder first, and the checkpoint {checkpoint} is a decoder: leave "
             "mask 'bidirectional' out"
         )
-    if kinds[0] != kinds[-1]:
+    if becomes_decoder:
         check_same_parameters(models[0], models[-1])
-        first = next(
-            step for step, has_decoder in zip(pretraining.phase_ends, kinds, strict=True) if has_decoder
-        )
+        first = pretraining.phase_ends[have_decoder.index(True)]
         early = [share for share in experiment.tuning.branches if round(share * pretraining.steps) < first]
         if early and finetunes(experiment):
             raise SettingError(
@@ -392,7 +393,7 @@ def check_phases(experiment: Experiment) -> None:
 
 
 def check_same_parameters(one: ModelConfig, other: ModelConfig) -> None:
-    """Raise SettingError if an encoder has other parameters than the decoder that it becomes."""
+    """Raise SettingError if an encoder's parameters are not those of the decoder that it is turned into."""
 
     def shapes(config: ModelConfig, name_of: Callable[[str], str]) -> dict[str, tuple[int, ...]]:
         abstract = jax.eval_shape(StepSpec(config).make_model, jax.random.key(0))
@@ -411,10 +412,12 @@ def check_heads(experiment: Experiment) -> None:
     objective, heads = experiment.objective, experiment.model.heads
     for (field, value), needed in NEEDED_HEADS.items():
         if getattr(objective, field) == value and not needed <= set(heads):
-            due = f"objective.{field}={value!r} needs {' and '.join(sorted(needed))} in model.heads={heads}"
+            message = (
+                f"objective.{field}={value!r} needs {' and '.join(sorted(needed))} in model.heads={heads}"
+            )
             if start := experiment.start.model:
-                due += f", those of {start}; tune it as it is, or choose a row without"
-            raise SettingError(due)
+                message += f", those of {start}; tune it as it is, or choose a row without"
+            raise SettingError(message)
     if objective.targets in (*REPLACED, *RESTORED) and objective.pairs != "none":
         targets = f"objective.targets={objective.targets!r}"
         raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with {targets}")
@@ -433,14 +436,14 @@ def exported_model(experiment: Experiment) -> ModelConfig:
 
 
 def unexportable(experiment: Experiment, task: LabelledTask) -> str:
-    """Return why `lm convert export` cannot write the head for a task, and what would leave; "" if it can."""
+    """Return why `lm convert export` cannot write the head for a task, and what it can; "" if it can."""
     from lm.convert import config_json, head_class  # slow to import: a tenth of a second
 
     model = exported_model(experiment)
     try:
         config_json(model)
     except SettingError as error:
-        return str(error)  # the model below the head cannot leave either
+        return str(error)  # the model below the head cannot be exported either
     try:
         head_class(model, head_config(experiment, task))
     except SettingError as error:
@@ -449,7 +452,7 @@ def unexportable(experiment: Experiment, task: LabelledTask) -> str:
 
 
 def exported_heads(experiment: Experiment) -> Iterator[str]:
-    """Yield a line for each head that `lm convert export` writes, with its class of transformers."""
+    """Yield a line for each head that `lm convert export` writes, with its class in transformers."""
     from lm.convert import SENTENCE_TRANSFORMER, head_class
 
     for name in experiment.tuning.heads if finetunes(experiment) else ():
@@ -483,16 +486,16 @@ def check_output(experiment: Experiment, named: str) -> None:
 
 
 def check_mixing(experiment: Experiment) -> None:
-    """Raise SettingError if the settings of mixing or of the ensemble leave something without training."""
-    mixing, tuning, team = experiment.mixing.pretraining, experiment.tuning, experiment.ensemble.members
+    """Raise SettingError if mixing or the ensemble leaves a stage or a member with nothing to train on."""
+    mixing, tuning, members = experiment.mixing.pretraining, experiment.tuning, experiment.ensemble.members
     others = mixing == "corpus+other-tasks"
     if mixing != "corpus" and len(tuning.mixtures) < 1 + others:
         raise SettingError(
             f"mixing.pretraining={mixing!r} needs {1 + others}+ tuning.mixtures={tuning.mixtures}"
         )
-    if mixing != "corpus" and not experiment.finetuning.steps and (others or team > 1):
+    if mixing != "corpus" and not experiment.finetuning.steps and (others or members > 1):
         raise SettingError(
-            f"mixing.pretraining={mixing!r}, ensemble.members={team} need finetuning.steps above 0"
+            f"mixing.pretraining={mixing!r}, ensemble.members={members} need finetuning.steps above 0"
         )
     if mixing != "corpus" and experiment.objective.mixture:
         raise SettingError(
@@ -501,16 +504,19 @@ def check_mixing(experiment: Experiment) -> None:
         )
     if mixing != "corpus" and not experiment.pretraining.steps:
         raise SettingError(f"mixing.pretraining={mixing!r} needs pretraining.steps above 0")
-    if team > 1 and tuning.heads:
+    if members > 1 and tuning.heads:
         raise SettingError(
-            f"ensemble.members={team} answer in words: tuning.heads={tuning.heads} should be ()"
+            f"ensemble.members={members} answer in words: tuning.heads={tuning.heads} should be ()"
         )
 
 
 def check_tbptt(experiment: Experiment) -> None:
-    """Raise SettingError if rows last several steps but no recurrent state is carried between them."""
+    """Raise SettingError if rows last several steps but the model carries no recurrent state between them."""
     model, objective, training = experiment.model, experiment.objective, experiment.pretraining
-    due: dict[str, tuple[object, tuple[object, ...]]] = {
+    if not training.tbptt:
+        return
+    # setting -> its value, and the permitted ones
+    required: dict[str, tuple[object, tuple[object, ...]]] = {
         "model.mixer.kind": (model.mixer.kind, RECURRENT),
         "model.architecture": (model.architecture, ("decoder",)),
         "model.heads": (model.heads, ((),)),
@@ -521,15 +527,15 @@ def check_tbptt(experiment: Experiment) -> None:
         "pretraining.phases": (training.phases, ((),)),
         "pretraining.microbatches": (training.microbatches, (1,)),
     }
-    for name, (value, right) in due.items() if training.tbptt else ():
-        if value not in right:
-            should = f"should be {' or '.join(map(repr, right))}"
+    for name, (value, permitted) in required.items():
+        if value not in permitted:
+            should = f"should be {' or '.join(map(repr, permitted))}"
             last = f"pretraining.steps_per_row={training.steps_per_row}"
             raise SettingError(f"{name}={value!r} {should} with {last}, for which a state is carried")
 
 
 def check_counts(experiment: Experiment) -> None:
-    """Raise SettingError for a count-based model of what cannot be counted.
+    """Raise SettingError for a count-based model with settings that it does not support.
 
     Also raise it if held-out documents are to be scored by a model that is no causal language model, or that
     is trained without EOS.
@@ -539,12 +545,14 @@ def check_counts(experiment: Experiment) -> None:
     gives_likelihood = architecture == "decoder" and not objective.has_inputs
     gives_bound = architecture == "encoder" and objective.corruption.loss_weights is not None
     if experiment.data.held_out_documents and not (gives_likelihood or gives_bound):
-        due = f"data.held_out_documents={experiment.data.held_out_documents} needs model.architecture="
-        due += f"'decoder', not {architecture!r}, and an objective without inputs, such as causal-lm; or an "
-        due += "encoder and masked-diffusion"
+        message = (
+            f"data.held_out_documents={experiment.data.held_out_documents} needs model.architecture="
+            f"'decoder', not {architecture!r}, and an objective without inputs, such as causal-lm; or an "
+            "encoder and masked-diffusion"
+        )
         if start := experiment.start.model:
-            due += f"; the model is that of {start}: choose another row, or another start"
-        raise SettingError(due)
+            message += f"; the model is that of {start}: choose another row, or another start"
+        raise SettingError(message)
     if experiment.data.held_out_documents and not objective.writes_eos:
         raise SettingError(
             "objective.eos='none' should be 'each-example' or 'between-documents' with "
@@ -553,10 +561,10 @@ def check_counts(experiment: Experiment) -> None:
         )
     if counts == "none":
         return
-    if (team := experiment.ensemble.members) > 1 or experiment.mixing.pretraining != "corpus":
+    if (members := experiment.ensemble.members) > 1 or experiment.mixing.pretraining != "corpus":
         raise SettingError(
-            f"counts.model={counts!r} needs ensemble.members=1, not {team}, and mixing.pretraining='corpus', "
-            f"not {experiment.mixing.pretraining!r}"
+            f"counts.model={counts!r} needs ensemble.members=1, not {members}, and "
+            f"mixing.pretraining='corpus', not {experiment.mixing.pretraining!r}"
         )
     kinds = {name: find_labelled(name).kind for name in tuning.heads}
     if counts == "tagger" and (tuning.mixtures or set(kinds.values()) != {"tokens"}):
@@ -583,7 +591,10 @@ def declared_tasks(experiment: Experiment) -> list[Task | LabelledTask]:
 
 
 def check_branches(stages: Sequence[Stage]) -> None:
-    """Raise SettingError if two branches are the same step, or if a checkpoint to fine-tune from is gone."""
+    """Raise SettingError if two branches round to one step, or a checkpoint to fine-tune from is gone.
+
+    A branch is a share of pre-training after which fine-tuning starts (``tuning.branches``).
+    """
     for stage in stages:
         branches, parent = stage.settings.tuning.branches, stage.parent
         steps = tuple(branch_step(stage.settings, share) for share in branches if stage.branch_steps)
@@ -620,10 +631,10 @@ def check_start_parameters(experiment: Experiment, cache: Path) -> None:
         )
     path = manifest.steps(checkpoint.folder / "checkpoints").get(0)
     names = manifest.read_manifest(path, 0)["arrays"] if path else ()
-    for head, part in PARTS_OF_HEADS.items():
-        if head in model.heads and not any(name.startswith(f"params.{part}.") for name in names):
+    for head, module in MODULE_OF_HEAD.items():
+        if head in model.heads and not any(name.startswith(f"params.{module}.") for name in names):
             raise SettingError(
-                f"pretraining.steps={experiment.pretraining.steps}: {checkpoint.name} has no {part}, "
+                f"pretraining.steps={experiment.pretraining.steps}: {checkpoint.name} has no {module}, "
                 f"which is trained with model.heads={model.heads}; tune it as it is"
             )
 
@@ -636,10 +647,10 @@ def check_teacher(experiment: Experiment, cache: Path) -> None:
     teacher = teacher_checkpoint(start_folder(distillation.teacher, cache)).settings.model
     named = f"distillation.teacher={distillation.teacher!r}"
     model = experiment.model
-    if has_parts := sorted(PARTS_OF_HEADS.keys() & {*model.heads}):
+    if heads := sorted(MODULE_OF_HEAD.keys() & {*model.heads}):
         raise SettingError(
             f"{named} teaches language models and masked language models: model.heads={model.heads} should "
-            f"be without {' and '.join(has_parts)}"
+            f"be without {' and '.join(heads)}"
         )
     if training.tbptt is not None:
         raise SettingError(
@@ -657,7 +668,7 @@ def check_teacher(experiment: Experiment, cache: Path) -> None:
         )
     for index in range(len(training.phases) + 1):
         each = phase_model(experiment, index)
-        expected, found = reading(each), reading(teacher)
+        expected, found = describe_architecture(each), describe_architecture(teacher)
         if expected != found:
             raise SettingError(
                 f"{named} is {found}, and it should be {expected} as the model that it teaches is: name such "
@@ -696,7 +707,7 @@ def check_teacher_length(experiment: Experiment, stages: Sequence[Stage], inputs
             )
 
 
-def reading(model: ModelConfig) -> str:
+def describe_architecture(model: ModelConfig) -> str:
     """Return the architecture of a model, and its mask if it is one stack, such as "an encoder (causal)"."""
     architecture = model.architecture.removeprefix("shared-")
     article = "an" if architecture.startswith("e") else "a"
@@ -719,13 +730,13 @@ def check_answer_lengths(experiment: Experiment, vocabulary: Tokenizer) -> None:
 
 
 def check_folder(
-    experiment: Experiment, folder: Path, cache: Path, allowed: Callable[[str], object] | None
+    experiment: Experiment, folder: Path, cache: Path, on_difference: Callable[[str], object] | None
 ) -> None:
     """Raise SettingError if ``folder`` holds another run, or if ``cache`` cannot be written to.
 
-    allowed: if given, it is called with the settings that differ, and the folder is accepted.
+    on_difference: if given, it is called with the settings that differ, and the folder is accepted.
     """
-    broadcast_from_first(lambda: check_settings(experiment, folder, allowed))
+    broadcast_from_first(lambda: check_settings(experiment, folder, on_difference))
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=cache):

@@ -110,7 +110,25 @@ def check_rows(model: ModelConfig, sizes: Mapping[str, int], rows: int, length: 
         )
 
 
+def check_host_rows(rows: int, length: int, named: str) -> None:
+    """Raise SettingError if a host cannot hold its share of ``rows`` of ``length`` tokens.
+
+    Tokens and targets have four bytes each. ``named`` names the settings to change in the error.
+    """
+    needed, available, gib = -(-rows // jax.process_count()) * length * 2 * 4, host_memory(), 2**30
+    if needed > available:
+        raise SettingError(
+            f"{named}: {rows:,} rows of {length:,} tokens need at least {needed / gib:,.1f} GiB of the host, "
+            f"and there are {available / gib:,.1f}: ask for fewer or shorter rows"
+        )
+
+
+def host_memory() -> int:
+    """Return the memory of this machine [bytes]."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def device_memory() -> int:
     """Return the memory of a device [bytes]; for a CPU device, its share of the machine's."""
-    shared = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
+    shared = host_memory() // jax.local_device_count()
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", shared)

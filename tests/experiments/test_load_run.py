@@ -17,7 +17,7 @@ from experiments.__main__ import dispatch
 from experiments.cli.predict import read_texts
 from experiments.cli.run_names import name_run
 from experiments.notebook import load_run
-from experiments.runs.checks import report_cut_rows
+from experiments.runs.checks import report_truncated_examples
 from experiments.runs.inputs import Inputs
 from experiments.runs.kinds.answers import make_eval_task
 from experiments.runs.kinds.network import answers_path
@@ -214,9 +214,9 @@ def test_texts_that_are_cut_are_counted_before_training_and_by_predict(runs, tmp
     rows = [{"sentence": text, "label": 0} for text in texts]
     sources = SimpleNamespace(rows=lambda task, split: rows)
     said, inputs = [], cast(Inputs, SimpleNamespace(vocabulary=ByteTokenizer(100), sources=sources))
-    report_cut_rows(stages_of(folder), inputs, said.append)
+    report_truncated_examples(stages_of(folder), inputs, said.append)
     rows *= 1_000
-    report_cut_rows(stages_of(folder), inputs, said.append)
+    report_truncated_examples(stages_of(folder), inputs, said.append)
     assert said[0].startswith("cola: 1 of 3 training rows are longer than") and "inputs_length" in said[0]
     assert 20 < float(re.search(r"cola: ([\d.]+)% of the training rows", said[1])[1]) < 47, "of a sample"
 

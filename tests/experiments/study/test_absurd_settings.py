@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from experiments.cli.generate import generate
+from experiments.runs.checks import check_device_memory
 from experiments.runs.run import Run
 from experiments.study.changes import apply
 from experiments.study.experiment import Experiment, PretrainingPhase
@@ -159,6 +160,18 @@ def test_a_batch_of_skip_gram_that_no_memory_holds_is_refused(cache):
     changed = apply(built("lstm"), {"vectors.epochs": 1, "vectors.batch": 2**31})
     with pytest.raises(SettingError, match=r"vectors\.batch=2147483648, .* GiB"):
         Run(changed, cache.parent / "new", cache).check(lambda line: None)
+
+
+def test_long_rows_need_the_memory_of_the_host_for_their_tokens_and_no_device_for_their_states(monkeypatch):
+    lstm = build("history/lstm", "nano", {"pretraining.steps_per_row": 1_000})
+    rows, length = lstm.pretraining.batch_size, lstm.data.inputs_length
+    states = rows * length * 1_000 * lstm.model.d_model * 4
+    sizes = lstm.mesh.sizes(1)
+    monkeypatch.setattr("lm.train.checks.device_memory", lambda: states // 2)
+    check_device_memory(lstm, sizes)
+    monkeypatch.setattr("lm.train.checks.host_memory", lambda: rows * length * 1_000)
+    with pytest.raises(SettingError, match=r"pretraining\.steps_per_row=1000: .* GiB of the host"):
+        check_device_memory(lstm, sizes)
 
 
 def test_rotary_scalings_have_a_range():
