@@ -23,6 +23,7 @@ from experiments.cli.list_rows import changes_text
 from experiments.figures.draw import save_figure
 from experiments.report.claims_figure import COLORS, TEXT_COLORS
 from experiments.report.comparison import UNCOMPARED
+from experiments.report.prediction import has_left_plateau
 from experiments.study.claims import compared_columns, paper_claims
 from experiments.study.registry import REGISTRY, papers, tables_of_paper
 from experiments.study.scales import PAPER_SCALE
@@ -164,9 +165,7 @@ def our_text(row: Row, results: Mapping[str, Any] | None) -> str:
     if row.needs or results is None or row.name not in results["rows"]:
         return ""
     ours = results["rows"][row.name]
-    runs = ours["seeds"].values()
-    stuck = [run["content_loss"] is not None and run["exit_step"] is None for run in runs]
-    if ours["has plateau"] and stuck and 2 * sum(stuck) >= len(stuck):  # as in a report
+    if not has_left_plateau(ours):
         return "not yet learning"
     groups = ours["combined"].values()
     values = [*next(iter(groups), {}).values()]

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 from experiments.figures.spec import FigureSpec
 from experiments.report.comparison import UNCOMPARED
-from experiments.report.metrics import Budget, Group
+from experiments.report.metrics import GROUP_TITLES, Budget, Group
 from experiments.report.prediction import read_tables
-from experiments.report.text import BUDGET_TITLES, GROUP_TITLES
+from experiments.report.text import BUDGET_TITLES
 from lm.config.base import SettingError
 
 VERDICTS = ("confirmed", "contradicted", "undecided", "not compared")

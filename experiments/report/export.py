@@ -161,6 +161,8 @@ def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
         },
         "baseline run": _experiment_data(comparison, comparison.canonical_baseline),
         "paper": _paper_data(comparison.table),
+        # only where it is another one: in files without the key, any pair of rows may be a claim
+        **({} if comparison.table.pairs == "all" else {"pairs": comparison.table.pairs}),
         "weights": comparison.groups,
         "over the start alone": {
             "row": comparison.control,

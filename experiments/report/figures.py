@@ -13,6 +13,7 @@ from experiments.figures.panels import Curve, Plot, PlotGrid, Score, tick_labels
 from experiments.figures.training import mean_curve, score_curve, training_figure
 from experiments.report.comparison import Comparison
 from experiments.report.metrics import (
+    GROUP_TITLES,
     Group,
     Metric,
     bits_per_byte_curve,
@@ -20,7 +21,7 @@ from experiments.report.metrics import (
     perplexity_by_length,
     shortest_training,
 )
-from experiments.report.text import GROUP_TITLES, mean_z_title
+from experiments.report.text import mean_z_title
 from experiments.runs.curves import Curves
 from experiments.runs.result import Result
 from experiments.study.claims import has_noise, published_rows, standardized

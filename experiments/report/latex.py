@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from experiments.console import TEXTS, Cell, Sheet
-from experiments.report.comparison import EQUIVALENCE_MARGIN, Comparison, Uncompared, Verdict, Verdicts
+from experiments.report.comparison import EQUIVALENCE_MARGIN, Comparison, Verdict, Verdicts, VerdictWord
 from experiments.report.metrics import BITS_PER_BYTE, HELD_OUT_LOSS, Budget, Group
 from experiments.report.statistics import ALPHA
 from experiments.report.text import (
@@ -58,12 +58,13 @@ GROUP_MEANINGS: dict[Group, str] = {
     "reading": r"\emph{reading}: tasks that cannot be answered without their input",
     "language": r"\emph{language}: tasks on the language of a text",
 }
-UNCOMPARED_MEANINGS: dict[Uncompared, str] = {
+MEANINGS: dict[VerdictWord, str] = {
     "not yet learning": "Not yet learning: a row had not left the unigram plateau.",
     "out of range": "Out of range: a row was never scored after so little training.",
     "no common seed": "No common seed: the rows were trained with different seeds.",
     "different targets": "Different targets: the rows predict other tokens.",
     "same experiment": "Same experiment: the settings given make the rows equal.",
+    "other tasks": "Other tasks: the claim is not about these.",
 }
 HELD_OUT_UNITS = {
     HELD_OUT_LOSS: "nats per target token",
@@ -247,25 +248,33 @@ def claims_table(comparison: Comparison, verdicts: Verdicts, budget: Budget, set
 
     None without claims, and where none of them could be compared at this budget.
     """
-    group, by_budget = next(iter(verdicts.items()))
-    judged = by_budget[budget]
-    if not any(verdict.test for _, verdict in judged) and (not judged or budget != "updates"):
+    group = next(iter(verdicts))
+    claims = [claim for claim, _ in verdicts[group][budget]]
+    # Each is judged by the tasks that it is about or, if it names none, by the first group.
+    judges: list[Group] = [
+        claim.tasks if claim.tasks is not None and claim.tasks in verdicts else group for claim in claims
+    ]
+    judged = [verdicts[judge][budget][index][1] for index, judge in enumerate(judges)]
+    if not any(verdict.test for verdict in judged) and (not judged or budget != "updates"):
         return None
-    claims = [claim for claim, _ in judged]
     sheet: Sheet = {"claim": [Cell(_labels_text(claim)) for claim in claims]}
     has_z = any(claim.z is not None for claim in claims)
     if has_z:
         sheet["paper"] = [Cell() if claim.z is None else Cell(f"{claim.z:+z.1f}") for claim in claims]
-    sheet["ours"] = [_difference_cell(verdict) for _, verdict in judged]
-    sheet["verdict"] = [_verdict_cell(verdict) for _, verdict in judged]
+    sheet["ours"] = [_difference_cell(verdict) for verdict in judged]
+    sheet["verdict"] = [
+        _verdict_cell(verdict, "" if judge == group else f", by {GROUP_TITLES[judge]}")
+        for verdict, judge in zip(judged, judges, strict=True)
+    ]
     others: list[Group] = [other for other in verdicts if other not in (group, "both")]
     for other in others:
         sheet[f"by {GROUP_TITLES[other]}"] = [
             _verdict_cell(verdict) for _, verdict in verdicts[other][budget]
         ]
     caption = _claims_caption(comparison, claims, group, others, budget, setup, has_z)
-    shown = {cell.text for cells in sheet.values() for cell in cells}
-    caption += "".join(f" {meaning}" for word, meaning in UNCOMPARED_MEANINGS.items() if word in shown)
+    words = {verdict.word for verdict in judged}
+    words |= {verdict.word for other in others for _, verdict in verdicts[other][budget]}
+    caption += "".join(f" {meaning}" for word, meaning in MEANINGS.items() if word in words)
     if any(cell.bold for cells in sheet.values() for cell in cells):
         caption += " Bold: contradicted."
     return LatexTable("-claims" if budget == "updates" else "-claims-compute-matched", caption, sheet)
@@ -286,10 +295,11 @@ def _claims_caption(
     )
     counts = {str(len(comparison.runs[name])) for name in names}
     judges = GROUP_TITLES[group] if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
+    is_mixed = any(claim.tasks in others for claim in claims)
     of_paper = f" of {_cite(comparison)}" if comparison.table.paper else ""
     sentences = [
         f"{_title(comparison, setup)}: claims{of_paper}, {BUDGET_TITLES[budget]}, {_seeds_text(counts)}, "
-        f"judged by {judges}."
+        f"judged by {judges}" + (" unless another half is named." if is_mixed else ".")
     ]
     if has_z:
         sentences.append(r"\emph{paper}: difference of the published means in its standard errors.")
@@ -319,8 +329,8 @@ def _difference_cell(verdict: Verdict) -> Cell:
     return Cell(f"{verdict.test.mean:+z.1f}{interval_text(verdict.test.low, verdict.test.high, 1)}")
 
 
-def _verdict_cell(verdict: Verdict) -> Cell:
-    return Cell(verdict.word, bold=verdict.word == "contradicted")
+def _verdict_cell(verdict: Verdict, judge: str = "") -> Cell:
+    return Cell(verdict.word + judge, bold=verdict.word == "contradicted")
 
 
 def _title(comparison: Comparison, setup: str) -> str:

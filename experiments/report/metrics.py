@@ -31,6 +31,12 @@ JUDGED_BUDGETS: tuple[Budget, ...] = ("updates", "FLOP")
 # The metrics that are averaged into one score: those of one half of the tasks, of both halves with equal
 # weight, or, in a table without tasks, one of held-out text.
 Group = Literal["reading", "language", "both", "held-out text"]
+GROUP_TITLES: dict[Group, str] = {
+    "reading": "reading",  # tasks that cannot be answered without their input
+    "language": "language",  # how well a model knows the language of the text
+    "both": "both halves",
+    "held-out text": "held-out text",
+}
 HELD_OUT_LOSS, BITS_PER_BYTE = "held-out loss", "bits per byte"
 HELD_OUT = (HELD_OUT_LOSS, BITS_PER_BYTE)  # metrics of held-out text
 # measure of a task -> its unit in headings

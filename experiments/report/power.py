@@ -1,4 +1,8 @@
-"""The power of a table's tests: how small a difference they find, and how surely that rows are equal."""
+"""The power of a table's tests: how small a difference they find, and how surely that rows are equal.
+
+The tests are simulated as reports make them. A formula for one t test promises more than they find, since
+they keep the larger of a pair's own variance and the moderated one, and ask the bootstrap too.
+"""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -10,25 +14,24 @@ import numpy as np
 
 from experiments.console import Cell, Sheet
 from experiments.report.comparison import EQUIVALENCE_MARGIN, Comparison
-from experiments.report.metrics import Group
+from experiments.report.metrics import GROUP_TITLES, Group
 from experiments.report.statistics import (
-    ALPHA,
+    POWER,
     PairedDifference,
+    RowPair,
+    SimulatedTests,
     degrees_of_freedom,
-    equivalence_power,
-    smallest_difference,
+    simulate_tests,
 )
-from experiments.report.text import GROUP_TITLES
 from experiments.study.claims import paper_claims
 from lm.config.base import SettingError
 
 SEED_COUNTS = (2, 3, 5, 10, 20)
 MAX_SEEDS = 1000  # per row, beyond which nobody trains
 DIFFERENCE_TITLE = (
-    "Smallest difference of two rows that is found with a power of 80 %\n"
-    "[standard deviations of a run], with the noise of all pairs of rows together\n"
-    "and corrected for the claims of the table. A report takes the pair of claimed\n"
-    "rows with the median noise."
+    f"Smallest difference of two rows that is found with a power of {100 * POWER:g} %\n"
+    "[standard deviations of a run], by a simulation of the tests of a report on\n"
+    "all claims of the table, with the noise of all pairs of rows together"
 )
 EQUIVALENCE_TITLE = (
     f"Probability that equal rows are found equivalent (within {EQUIVALENCE_MARGIN:.2f} deviations)"
@@ -41,18 +44,13 @@ class Noise:
 
     over_seeds: float  # variance with one seed per row [variances of a run]
     over_examples: float  # variance that more seeds do not lessen [variances of a run]
-    rows: int  # of the table, all of which give degrees of freedom
-    alpha: float  # level of the strictest step of Holm's method
+    pairs: tuple[RowPair, ...]  # of rows that are tested together
     measured_rows: int  # rows that have run, on which the variance over seeds was measured
     measured_freedom: int  # degrees of freedom of that measurement
 
-    def standard_error(self, count: int) -> float:
-        """Return the standard error of a difference with ``count`` seeds per row."""
-        return sqrt(self.over_seeds / count + self.over_examples)
-
-    def freedom(self, count: int) -> int:
-        """Return the degrees of freedom of a t test with ``count`` seeds per row."""
-        return (self.rows - 1) * (count - 1)
+    def simulated(self, count: int) -> SimulatedTests:
+        """Return the simulated tests with ``count`` seeds per row."""
+        return simulate_tests(self.pairs, count, self.over_examples / self.over_seeds)
 
     @property
     def largest_factor(self) -> float:
@@ -65,30 +63,35 @@ class Noise:
         """Return the smallest difference of two rows that is found; none with one seed."""
         if count < 2:
             return inf
-        return smallest_difference(self.standard_error(count), self.freedom(count), self.alpha)
+        return sqrt(self.over_seeds) * float(np.quantile(self.simulated(count).found_from, POWER))
 
     def seeds_to_find(self, difference: float) -> int | None:
         """Return the fewest seeds per row that find a difference; None if MAX_SEEDS do not.
 
         More seeds do not lessen the noise of the examples, so that there may be no such number.
         """
-        counts = range(2, MAX_SEEDS + 1)
-        place = bisect_left(counts, True, key=lambda count: self.smallest_difference(count) <= difference)
-        return counts[place] if place < len(counts) else None
+        most = 2
+        while self.smallest_difference(most) > difference:
+            if most == MAX_SEEDS:
+                return None
+            most = min(2 * most, MAX_SEEDS)
+        counts = range(max(2, most // 2), most)
+        index = bisect_left(counts, True, key=lambda count: self.smallest_difference(count) <= difference)
+        return counts[index] if index < len(counts) else most
 
     def equivalence_power(self, count: int) -> float:
         """Return the probability that two equal rows are found equivalent; 0 with one seed."""
         if count < 2:
             return 0.0
-        error, freedom = self.standard_error(count), self.freedom(count)
-        return equivalence_power(error, freedom, EQUIVALENCE_MARGIN, self.alpha)
+        margin = EQUIVALENCE_MARGIN / sqrt(self.over_seeds)
+        return float(np.mean(self.simulated(count).equivalent_from < margin))
 
 
 def measure_noise(comparison: Comparison, group: Group) -> Noise:
     """Return the noise of a table's differences.
 
-    The variance over seeds is pooled over all pairs of rows that have run. The level is that of the strictest
-    step of Holm's method over the claims of the table, or over the pairs with its baseline if it has none.
+    The variance over seeds is pooled over all pairs of rows that have run. The pairs that are tested are
+    those of the table's claims about the group or, if it has none, of its rows with the baseline.
     SettingError if no two rows have two seeds in common.
     """
     pairs = list(combinations(comparison.scored_names, 2))
@@ -105,16 +108,22 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
             "'not yet learning'"
         )
     freedom = [len(each.by_seed) - 1 for each in known.values()]
-    rows = len({*map(comparison.canonical_name, comparison.table.rows), comparison.canonical_baseline})
-    tests = sum(claim.is_about(group) for claim in paper_claims(comparison.table)) or rows - 1
     return Noise(
         float(np.average([each.variance for each in known.values()], weights=freedom)),
         float(np.median([each.example_variance for each in known.values()])),
-        rows,
-        ALPHA / tests,
+        _tested_pairs(comparison, group),
         len({row for pair in known for row in pair}),
         degrees_of_freedom(known),
     )
+
+
+def _tested_pairs(comparison: Comparison, group: Group) -> tuple[RowPair, ...]:
+    """Return the pairs of rows of the claims about a group or, without any, those with the baseline."""
+    name, baseline = comparison.canonical_name, comparison.canonical_baseline
+    claims = [claim for claim in paper_claims(comparison.table) if claim.is_about(group)]
+    pairs = [(name(claim.better), name(claim.worse)) for claim in claims]
+    pairs = pairs or [(name(row), baseline) for row in comparison.table.rows]
+    return tuple(dict.fromkeys((a, b) for a, b in pairs if a != b))
 
 
 def measurement_note(noises: Mapping[Group, Noise]) -> str:
@@ -148,7 +157,7 @@ def seeds_sheet(noises: Mapping[Group, Noise], difference: float) -> dict[str, S
     """Return by title a line with the number of seeds per row that find a difference, per group of tasks."""
     title = (
         f"Seeds per row that find a difference of {difference:g} standard deviations of a run\n"
-        "with a power of 80 %, corrected for the claims of the table"
+        f"with a power of {100 * POWER:g} %, by a simulation of the tests on all claims of the table"
     )
     sheet: Sheet = {"difference": [Cell(f"{difference:g}", value=difference)]}
     for group, noise in noises.items():

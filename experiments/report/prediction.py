@@ -44,15 +44,27 @@ def combined_scores(comparison: Comparison) -> dict[Group, dict[str, dict[int, f
 
 
 def read_combined_scores(path: Path) -> dict[str, dict[Group, dict[str, dict[int, float]]]]:
-    """Return table -> the combined scores in ``results.json`` of a report; SettingError for another file."""
+    """Return table -> the combined scores in ``results.json`` of a report; SettingError for another file.
+
+    As in ``combined_scores``, rows on the unigram plateau are left out.
+    """
     scores: dict[str, dict[Group, dict[str, dict[int, float]]]] = {}
     for name, table in read_tables(path).items():
         by_group = scores.setdefault(name, {})
         for row, values in table["rows"].items():
+            if not has_left_plateau(values):
+                continue
             for group, seeds in values["combined"].items():
                 by_seed = {int(seed): score for seed, score in seeds.items()}
                 by_group.setdefault(group, {})[row] = by_seed
     return scores
+
+
+def has_left_plateau(row: Mapping[str, Any]) -> bool:
+    """Return whether a row of ``results.json`` has left the unigram plateau, as ``Comparison`` has it."""
+    runs = row["seeds"].values()
+    num_stuck = sum(run["content_loss"] is not None and run["exit_step"] is None for run in runs)
+    return not row["has plateau"] or 2 * num_stuck < len(runs) or not runs
 
 
 def read_tables(path: Path) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from experiments.report.comparison import Comparison, Verdicts, Warn, share_nois
 from experiments.report.export import predictions_data, report_data, seeds_csv, sheet_csv
 from experiments.report.figures import save_figures, table_figures
 from experiments.report.latex import bibtex, latex_tables
-from experiments.report.metrics import HELD_OUT, Group
+from experiments.report.metrics import GROUP_TITLES, HELD_OUT, Group
 from experiments.report.order import ScalePrediction
 from experiments.report.page import REFRESH, Section, html_page, row_details
 from experiments.report.prediction import combined_scores, predictions, read_combined_scores
@@ -417,7 +417,10 @@ def print_report(
         show_sheet(SUMMARY, text.brief_summary_sheet(report.summary))
     if against:
         title = _prediction_title(scale, against).replace("`", "")
-        show_sheet(title, text.brief_prediction_sheet(report.prediction))
+        if report.prediction["table"]:
+            show_sheet(title, text.brief_prediction_sheet(report.prediction))
+        else:
+            print_line(f"{title}: not known, since no two learning rows of a table have runs in both")
     for line in report.left_out:
         print_line(f"not counted: {line}")
     print_line(
@@ -429,7 +432,7 @@ def print_report(
 def brief_legend(sheet: Sheet) -> str:
     """Return what the signs and numbers in a sheet for the terminal mean."""
     shown = "".join(cell.text for cells in sheet.values() for cell in cells)
-    has_halves = not sheet.keys().isdisjoint(text.GROUP_TITLES.values())
+    has_halves = not sheet.keys().isdisjoint(GROUP_TITLES.values())
     parts = []
     if has_halves:
         distance = "mean distance from the baseline over the tasks, in standard deviations of a run"

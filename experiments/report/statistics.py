@@ -11,12 +11,15 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from math import inf, sqrt
 from statistics import fmean, median
+from typing import NamedTuple
 
 import numpy as np
 
 ALPHA = 0.05  # family-wise error rate: how often a table in which nothing differs shows a difference
 POWER = 0.8  # probability of finding a difference that is called detectable
 NUM_RESAMPLES = 10_000  # of the bootstrap
+NUM_SIMULATED = 2_000  # pairs of rows in simulated tables, and resamples of each
+MAX_RESAMPLED = 30  # seeds up to which simulated tests are bootstrapped: with more the t test is stricter
 CHUNK = 500  # resamples computed at a time, so that their counts fit the processor's cache
 MIN_VARIANCES = 3  # fewer are too few to estimate their spread
 RELATIVE_TOLERANCE = 1e-9  # smaller differences are rounding
@@ -184,12 +187,10 @@ def compare_pairs(
     if not testable:
         return tests
     own = np.array([x.variance for x in testable.values()])
-    own_freedom = np.array([len(x.by_seed) - 1 for x in testable.values()])
-    moderated, freedom = moderated_variance(own, own_freedom)
-    freedom = np.minimum(freedom, np.maximum(own_freedom, degrees_of_freedom(varied)))
+    num_seeds = np.array([len(x.by_seed) for x in testable.values()])
+    by_examples = np.array([x.example_variance for x in testable.values()])
+    standard_errors, freedom = _standard_errors(own, num_seeds, by_examples, degrees_of_freedom(varied))
     means = np.array([x.by_seed.mean() for x in testable.values()])
-    by_examples = [x.example_variance for x in testable.values()]
-    standard_errors = np.sqrt(np.maximum(own, moderated) / (own_freedom + 1) + by_examples)
     half_widths = stdtrit(freedom, 1 - ALPHA / 2) * standard_errors
     p = holm_adjust(2 * stdtr(freedom, -np.abs(means) / standard_errors))
     p_not_equivalent = holm_adjust(stdtr(freedom, (np.abs(means) - margin) / standard_errors))
@@ -208,17 +209,34 @@ def compare_pairs(
     return tests
 
 
+def _standard_errors(
+    variances: np.ndarray, num_seeds: np.ndarray, example_variances: np.ndarray, most_freedom: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the standard error of each pair's mean difference, and its degrees of freedom, both [P].
+
+    variances: of each pair over its seeds. most_freedom: degrees of freedom of all pairs together.
+    """
+    moderated, freedom = moderated_variance(variances, num_seeds - 1)
+    freedom = np.minimum(freedom, np.maximum(num_seeds - 1, most_freedom))
+    return np.sqrt(np.maximum(variances, moderated) / num_seeds + example_variances), freedom
+
+
 def degrees_of_freedom(differences: Mapping[RowPair, PairedDifference]) -> int:
     """Return the degrees of freedom within the rows of these pairs, minus those of the seeds' common effects.
 
     The sum over the pairs' own degrees of freedom is an upper limit, which pairs without a common row reach.
     """
-    num_seeds: dict[str, int] = {}
-    for pair, difference in differences.items():
+    return _freedom_of_seeds({pair: len(x.by_seed) for pair, x in differences.items()})
+
+
+def _freedom_of_seeds(num_seeds: Mapping[RowPair, int]) -> int:
+    """Return ``degrees_of_freedom`` by the number of seeds of each pair."""
+    of_rows: dict[str, int] = {}
+    for pair, count in num_seeds.items():
         for row in pair:
-            num_seeds[row] = max(num_seeds.get(row, 0), len(difference.by_seed))
-    within_rows = sum(count - 1 for count in num_seeds.values()) - (max(num_seeds.values()) - 1)
-    return min(within_rows, sum(len(x.by_seed) - 1 for x in differences.values()))
+            of_rows[row] = max(of_rows.get(row, 0), count)
+    within_rows = sum(count - 1 for count in of_rows.values()) - (max(of_rows.values()) - 1)
+    return min(within_rows, sum(count - 1 for count in num_seeds.values()))
 
 
 def seed_intervals(by_seed: Sequence[float]) -> dict[str, tuple[float, float] | None]:
@@ -298,33 +316,52 @@ def holm_adjust(p: np.ndarray) -> np.ndarray:
     return adjusted
 
 
-def t_test_power(effect: float, standard_error: float, freedom: float, alpha: float = ALPHA) -> float:
-    """Return the power of a two-sided t test at level ``alpha`` for a true mean of ``effect``."""
-    from scipy.special import nctdtr, stdtrit
+class SimulatedTests(NamedTuple):
+    """What the tests of a table find, for many simulated pairs of rows.
 
-    critical, noncentrality = stdtrit(freedom, 1 - alpha / 2), effect / standard_error
-    return float(1 - nctdtr(freedom, noncentrality, critical) + nctdtr(freedom, noncentrality, -critical))
-
-
-def smallest_difference(standard_error: float, freedom: float, alpha: float = ALPHA) -> float:
-    """Return the smallest true difference that a t test at level ``alpha`` finds with a power of POWER."""
-    effects = np.geomspace(0.01, 1000, 600) * standard_error
-    found = (effect for effect in effects if t_test_power(effect, standard_error, freedom, alpha) > POWER)
-    return float(next(found, effects[-1]))
-
-
-def equivalence_power(standard_error: float, freedom: float, margin: float, alpha: float = ALPHA) -> float:
-    """Return the probability that two equal rows are found equivalent by a t test at level ``alpha``.
-
-    They are if their difference is significantly smaller than ``margin``. The mean is taken over what the
-    test may find as its standard error.
+    Both are in standard deviations of the difference of two runs over seeds.
     """
-    from scipy.special import gammaincinv, ndtr, stdtrit  # slow to import
 
-    quantiles = (np.arange(1000) + 0.5) / 1000
-    found_errors = standard_error * np.sqrt(2 * gammaincinv(freedom / 2, quantiles) / freedom)
-    most = margin - stdtrit(freedom, 1 - alpha) * found_errors  # of the difference that is found
-    return float(np.maximum(2 * ndtr(most / standard_error) - 1, 0).mean())
+    found_from: np.ndarray  # true difference from which on each pair is found to differ
+    equivalent_from: np.ndarray  # margin from which on each pair, if its rows are equal, is found equivalent
+
+
+@lru_cache(maxsize=64)
+def simulate_tests(pairs: tuple[RowPair, ...], num_seeds: int, example_variance: float) -> SimulatedTests:
+    """Simulate the tests of ``compare_pairs``, the t test and the bootstrap, on tables with normal noise.
+
+    All rows have the same noise. Each pair is tested at the strictest step of Holm's method.
+
+    Args:
+        pairs: The pairs of rows that a table tests together, at least one.
+        num_seeds: Seeds per row, at least 2.
+        example_variance: Variance of a difference over examples, over its variance over seeds with one seed.
+    """
+    from scipy.special import stdtrit  # slow to import
+
+    rng = np.random.default_rng(num_seeds)
+    rows = sorted({row for pair in pairs for row in pair})
+    first, second = (np.array([rows.index(pair[side]) for pair in pairs]) for side in (0, 1))
+    alpha, most_freedom = ALPHA / len(pairs), _freedom_of_seeds(dict.fromkeys(pairs, num_seeds))
+    found_from, equivalent_from = [], []
+    for _ in range(-(-NUM_SIMULATED // len(pairs))):
+        noise = rng.normal(scale=sqrt(0.5), size=(len(rows), num_seeds))
+        by_seed = noise[first] - noise[second]
+        errors, freedom = _standard_errors(
+            by_seed.var(axis=1, ddof=1),
+            np.full(len(pairs), num_seeds),
+            np.full(len(pairs), example_variance),
+            most_freedom,
+        )
+        by_examples = rng.normal(scale=sqrt(example_variance), size=(1 + NUM_SIMULATED, len(pairs)))
+        means = by_seed.mean(axis=1) + by_examples[0]
+        found = stdtrit(freedom, 1 - alpha / 2) * errors - means
+        if num_seeds <= MAX_RESAMPLED:
+            resampled = seed_weights(num_seeds)[:NUM_SIMULATED] @ by_seed.T + by_examples[0] + by_examples[1:]
+            found = np.maximum(found, -np.quantile(resampled, ALPHA / 2, axis=0))
+        found_from.append(found)
+        equivalent_from.append(np.abs(means) + stdtrit(freedom, 1 - alpha) * errors)
+    return SimulatedTests(np.concatenate(found_from), np.concatenate(equivalent_from))
 
 
 def outlying_seeds(rows: Mapping[str, Mapping[int, float]]) -> list[tuple[str, int]]:

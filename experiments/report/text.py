@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
-from statistics import mean, median
+from statistics import mean
 
 from experiments.console import Cell, Sheet
 from experiments.figures.panels import Score
@@ -18,6 +19,7 @@ from experiments.report.comparison import (
 )
 from experiments.report.metrics import (
     BITS_PER_BYTE,
+    GROUP_TITLES,
     JUDGED_BUDGETS,
     LIKELIHOODS,
     UNITS,
@@ -30,11 +32,21 @@ from experiments.report.metrics import (
     shortest_training,
 )
 from experiments.report.order import ScalePrediction
-from experiments.report.statistics import ALPHA, NUM_RESAMPLES, POWER, PairedTest, smallest_difference
+from experiments.report.power import measure_noise
+from experiments.report.statistics import ALPHA, NUM_RESAMPLES, POWER, PairedTest
 from experiments.runs import provenance
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
-from experiments.study.claims import Claim, Counts, compared_columns, simulate_replication, standardized
+from experiments.study.claims import (
+    Claim,
+    Counts,
+    compared_columns,
+    has_noise,
+    is_tested,
+    published_rows,
+    simulate_replication,
+    standardized,
+)
 from experiments.study.registry import REGISTRY
 from experiments.study.start import START_ONLY_ROW
 from experiments.study.table import SECOND_HAND, UNSURE, Row
@@ -46,12 +58,6 @@ ARROWS = {1: f"{NBSP}▲", 0: "", -1: f"{NBSP}▼"}
 MISMATCH = "≠"  # follows the label of a row with another provenance than the others
 MAX_DETECTABLE = 30  # larger than any difference seen between learning rows [standard deviations of a run]
 BUDGET_TITLES: dict[Budget, str] = {"updates": "after training", "FLOP": "compute-matched"}
-GROUP_TITLES: dict[Group, str] = {
-    "reading": "reading",  # tasks that cannot be answered without their input
-    "language": "language",  # how well a model knows the language of the text
-    "both": "both halves",
-    "held-out text": "held-out text",
-}
 SHORT_TITLES: dict[str, str] = {  # of groups, for lines of 80 columns
     GROUP_TITLES["both"]: "both",
     GROUP_TITLES["held-out text"]: "held-out",
@@ -162,13 +168,14 @@ def brief_sheet(comparison: Comparison, scores: Sheet) -> Sheet:
 def _published_distances(comparison: Comparison, rows: Sequence[Row]) -> list[Cell]:
     """Return each row's mean distance from the baseline in the paper.
 
-    Empty if rows are compared in no column of the paper, or the noise of its scores is unknown.
+    Empty if rows are compared in no column of the paper, or the noise of its scores is unknown. A row without
+    all of these scores has no distance.
     """
     table, baseline = comparison.table, comparison.baseline
-    columns = compared_columns(table)
-    if not columns or not baseline.published or any(column.std is None for column in columns):
+    complete = published_rows(replace(table, rows=(baseline, *rows)))
+    if not has_noise(table) or baseline not in complete:
         return []
-    means = {row.name: standardized(row, table).mean() for row in (baseline, *rows) if row.published}
+    means = {row.name: standardized(row, table).mean() for row in complete}
     cells = []
     for row in rows:
         if row.name in means:
@@ -576,15 +583,13 @@ def _shuffled_cell(comparison: Comparison, metric: Metric) -> Cell:
     """
     runs = comparison.runs_of(comparison.baseline)
     shuffled = [run.tasks[task].get("shuffled") for run in runs for task in metric.tasks if task in run.tasks]
-    known = [each for each in shuffled if each is not None and each["score"] is not None]
-    if not known:
+    known = [each["score"] for each in shuffled if each is not None and each["score"] is not None]
+    values = comparison.values_by_seed(metric)[comparison.canonical_baseline].values()
+    if not known or not values:
         return Cell()
-    score = mean(each["score"] for each in known)
-    own = mean(comparison.values_by_seed(metric)[comparison.canonical_baseline].values())
-    chances = [each["chance"] for each in known if each.get("chance") is not None]
-    lost = ""
-    if chances and own != mean(chances):
-        lost = f", loses {(own - score) / (own - mean(chances)):.0%}"
+    score, own, lost = mean(known), mean(values), ""
+    if metric.chance is not None and own != metric.chance:
+        lost = f", loses {(own - score) / (own - metric.chance):.0%}"
     return Cell(f"{score:.{metric.digits}f}{lost}", value=score)
 
 
@@ -833,6 +838,7 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
         f"- {GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}: {counts_text(count_verdicts(judged))}"
         for group, by_budget in verdicts.items()
         for budget, judged in by_budget.items()
+        if count_verdicts(judged).total  # else all claims are about other tasks
     ]
     replication = simulate_replication(comparison.table)
     if replication.total:
@@ -853,7 +859,7 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
         notes.append(f"{num_equivalent} of the undecided ({GROUP_TITLES[group]}) are equivalent: {margin}.")
     tests = [v.test for _, v in main if v.test and v.test.degrees_of_freedom]
     if tests:
-        notes.append(_power_note(tests, group))
+        notes.append(_power_note(comparison, tests, group))
     elif min(len(comparison.runs[name]) for name in rows) < 2:
         notes.append("A row with one seed decides nothing; train more with --seeds.")
     if any(verdict.word == "out of range" for judged in by_budget.values() for _, verdict in judged):
@@ -874,11 +880,14 @@ def _conclusion_note(comparison: Comparison, claims: Sequence[Claim]) -> list[st
     if not stated:
         return []
     judged = sum(bool(claim.conclusion) for claim in claims)
-    missing = stated - judged
+    untestable = sum(not is_tested(each, comparison.table) for each in comparison.table.conclusions)
+    missing = stated - judged - untestable
     verb = "waits" if missing == 1 else "wait"
     waiting = f"; {missing} of them {verb} for runs of both rows" if missing else ""
     conclusions = "1 conclusion" if stated == 1 else f"{stated} conclusions"
     others = len(claims) - judged
+    if untestable:
+        waiting += f"; {untestable} cannot be tested here, in columns that our runs do not measure"
     note = f"The table's file states {conclusions}{waiting}."
     if others:
         note += f" The other claims ({others}) are pairs of rows that the paper's own noise tells apart."
@@ -889,23 +898,17 @@ def _count_text(count: int) -> str:
     return "1 claim" if count == 1 else f"{count} claims"
 
 
-def _power_note(tests: Sequence[PairedTest], group: Group) -> str:
-    """Return the smallest difference in a group that is found, at the strictest step of Holm's method.
-
-    It is that of a pair with the median standard error and degrees of freedom.
-    """
-    error = median(test.standard_error for test in tests)
-    freedom = median(test.degrees_of_freedom for test in tests)
-    smallest = smallest_difference(error, freedom, ALPHA / len(tests))
+def _power_note(comparison: Comparison, tests: Sequence[PairedTest], group: Group) -> str:
+    """Return the smallest difference in a group that is found, as ``lm power`` computes it."""
     counts = sorted({len(test.by_seed) for test in tests})
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    smallest = measure_noise(comparison, group).smallest_difference(counts[0])
     design = f"With {seeds} seeds per pair and {_count_text(len(tests))} of this table"
     if smallest > MAX_DETECTABLE:
         return f"{design} hardly any difference is significant; train more with --seeds."
     return (
-        f"{design}, a difference of {smallest:.1f} standard deviations of a run in "
-        f"{GROUP_TITLES[group]} is found with a power of {POWER:.0%} for the pair with the median "
-        "noise, at the strictest step of Holm's method."
+        f"{design}, a difference of {smallest:.1f} standard deviations of a run in {GROUP_TITLES[group]} is "
+        f"found with a power of {100 * POWER:g} %, at the strictest step of Holm's method."
     )
 
 
@@ -922,6 +925,9 @@ def all_claims_note(verdicts: Sequence[Verdicts], comparisons: Sequence[Comparis
     for group in dict.fromkeys(group for each, _ in with_claims for group in each):
         for budget in JUDGED_BUDGETS:
             counts = [count_verdicts(each[group][budget]) for each, _ in with_claims if group in each]
+            counts = [each for each in counts if each.total]  # a table's claims may all be about other tasks
+            if not counts:
+                continue
             lines.append(f"- {GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}: {_mean_share_text(counts)}")
     replications = [simulate_replication(table) for _, table in with_claims]
     known = [counts for counts in replications if counts.total]

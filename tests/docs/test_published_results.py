@@ -8,14 +8,17 @@ import tarfile
 from collections import Counter
 from itertools import combinations
 from statistics import mean
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from paths import ROOT
 
 from experiments.report.claims_figure import VERDICTS, ClaimsFigure, count_claims
+from experiments.report.order import tau_p_value
 from experiments.report.prediction import read_tables
 from experiments.report.report import write_report
+from experiments.study.claims import compared_columns, paper_claims
 from experiments.study.papers.t5 import PAPER
 from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
 from lm.config.base import SettingError
@@ -179,6 +182,45 @@ def test_every_published_figure_follows_from_the_published_runs(name, unpacked, 
     report = json.loads((DOCS / "results" / f"{name}.json").read_text())
     check = check_script.check_report(report, check_script.read_archives([unpacked[name]]))
     assert not check.faults and check.count > 100
+
+
+@pytest.mark.parametrize(
+    ("scores", "reference"),
+    [
+        ([5, 1, 2, 4, 3, 6], [1, 1, 2, 3, 4, 5]),  # a tie of the paper alone
+        ([1, 1, 2, 4, 3, 6], [1, 2, 3, 4, 5, 6]),
+        ([5, 1, 2, 4, 3, 6, 8, 7, 10, 9], [1, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    ],
+)
+def test_the_outside_script_has_the_p_of_ties(scores, reference, check_script):
+    scores, reference = np.array(scores, float), np.array(reference, float)
+    assert check_script.tau_p_value(scores, reference) == pytest.approx(
+        tau_p_value(scores, reference), abs=0.004
+    )
+
+
+def test_the_outside_script_expects_the_claims_of_a_table_of_pairs_with_the_baseline(check_script):
+    (table,) = tables_of(find("narang/1-modifications"))
+    rows = {
+        row.name: {"published": dict(row.published), "published runs": row.published_runs}
+        for row in table.rows
+    }
+    claims = [
+        {"better": c.better.name, "worse": c.worse.name, "z": c.z, "conclusion": c.conclusion}
+        for c in paper_claims(table)
+    ]
+    paper = {
+        column.name: {"deviation": column.std, "higher is better": column.higher_is_better}
+        for column in compared_columns(table)
+    }
+    names = {name: name for name in rows}
+    data = {"paper": paper, "rows": rows, "claims": claims, "claim counts": {}, "pairs": table.pairs}
+    stand_in = SimpleNamespace(
+        name=table.name, data=data, experiment=names, runs=dict.fromkeys(rows, True), baseline=table.baseline
+    )
+    check = check_script.Check()
+    check_script.check_claims(check, stand_in)
+    assert not check.faults and check.count > 40
 
 
 def test_the_command_that_the_guide_gives_says_how_many_figures_differ(check_script, monkeypatch, capsys):

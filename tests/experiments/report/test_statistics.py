@@ -8,6 +8,7 @@ import scipy.stats
 
 from experiments.report.statistics import (
     ALPHA,
+    POWER,
     PairedDifference,
     PairedTest,
     RowPair,
@@ -17,7 +18,7 @@ from experiments.report.statistics import (
     moderated_variance,
     outlying_seeds,
     seed_intervals,
-    t_test_power,
+    simulate_tests,
 )
 
 ROWS, SEEDS, EXAMPLES = 6, 5, 40
@@ -132,7 +133,11 @@ def found(trials: int, effect: float, seeds: int) -> float:
 
 
 def designed(effect: float, seeds: int) -> float:
-    return t_test_power(effect, (2 / seeds) ** 0.5, seeds - 1)
+    """Power of a two-sided t test, by the noncentral t."""
+    shift, critical = effect / (2 / seeds) ** 0.5, scipy.stats.t.ppf(1 - ALPHA / 2, seeds - 1)
+    return float(
+        scipy.stats.nct.sf(critical, seeds - 1, shift) + scipy.stats.nct.cdf(-critical, seeds - 1, shift)
+    )
 
 
 @pytest.mark.parametrize(("effect", "seeds"), [(2.5, 5), (6.0, 3)])
@@ -147,6 +152,38 @@ def test_a_planted_difference_is_found_as_often_as_the_design_says(effect, seeds
 def test_a_planted_difference_is_found_as_often_as_the_design_says_in_many_trials(effect, seeds):
     share, trials = designed(effect, seeds), 1500
     assert abs(found(trials, effect, seeds) - share) < 3 * (share * (1 - share) / trials) ** 0.5
+
+
+HYPOTHESES = (("0", "1"), ("2", "1"), ("3", "2"), ("4", "2"), ("5", "6"))  # of a table of seven rows
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_simulated_tests_find_what_the_tests_of_a_table_find(seeds):
+    rng, trials = np.random.default_rng(seeds), 300
+    simulation = simulate_tests(HYPOTHESES, seeds, 0.0)
+    effect = np.sqrt(2) * float(np.quantile(simulation.found_from, POWER))  # rows with noise of variance 1
+    scale = 0.3  # of rows that are equal, of which about half are then found equivalent
+    found = equivalent = 0
+    for _ in range(trials):
+        table = rng.normal(size=(7, seeds))
+        table[0] += effect
+        pairs = {(a, b): PairedDifference(table[int(a)] - table[int(b)]) for a, b in HYPOTHESES}
+        found += compare_pairs(pairs, MARGIN)["0", "1"].sign == 1
+        table[0] -= effect
+        pairs = {(a, b): PairedDifference(scale * (table[int(a)] - table[int(b)])) for a, b in HYPOTHESES}
+        # the strictest step alone, as if no other pair were equivalent
+        test = compare_pairs(pairs, MARGIN)["5", "6"]
+        error, freedom = test.standard_error, test.degrees_of_freedom
+        equivalent += scipy.stats.t.cdf((abs(test.mean) - MARGIN) / error, freedom) < ALPHA / len(HYPOTHESES)
+    assert abs(found / trials - POWER) < 3 * (POWER * (1 - POWER) / trials) ** 0.5 + 0.02, "and Holm's steps"
+    share = float(np.mean(simulation.equivalent_from < MARGIN / (scale * np.sqrt(2))))
+    assert abs(equivalent / trials - share) < 3 * (share * (1 - share) / trials) ** 0.5 + 0.01
+
+
+def test_the_noise_of_examples_is_not_lessened_by_seeds():
+    few, many = (simulate_tests(HYPOTHESES, seeds, 0.5) for seeds in (50, 1_000))
+    effects = [float(np.quantile(each.found_from, POWER)) for each in (few, many)]
+    assert effects[1] < effects[0] < 1.1 * effects[1]
 
 
 def test_the_noise_of_other_pairs_helps_few_seeds_to_find_a_difference():
