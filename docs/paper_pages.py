@@ -54,7 +54,7 @@ empty until these runs are published."""
 CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 
 This page compares the conclusions of the papers with our runs at scale `mini`: about 10^13 FLOP of
-pre-training each (0.6 to 2.2), on one core, with three seeds or five. A conclusion is *confirmed* if its
+pre-training each (FLOP_RANGE), on one core, with three seeds or five. A conclusion is *confirmed* if its
 two rows differ significantly, over seeds and examples, in the paper's direction, *contradicted* if they
 differ in the opposite one, and otherwise *undecided*; *equivalent* rows, which differ by less than the
 paper could distinguish, count among the undecided, and so do rows that have learned no more than how
@@ -233,7 +233,21 @@ def claims_page() -> str:
             heads = ["table", "conclusion", "rows", "printed", f"at `{SCALE}`"]
             sections.append(f"## {paper.name} ({paper.citation})\n\n{grid(heads, lines)}")
     heads = ["paper", "conclusions", *VERDICTS, UNTESTABLE]
-    return MADE + "\n\n".join([CLAIMS_HEAD, grid(heads, counts), *sections]) + "\n"
+    head = CLAIMS_HEAD.replace("FLOP_RANGE", flop_range())
+    return MADE + "\n\n".join([head, grid(heads, counts), *sections]) + "\n"
+
+
+def flop_range() -> str:
+    """Return the least and the most FLOP of pre-training of the published runs of papers [10^13 FLOP]."""
+    flops = [
+        run["flops"]
+        for group in papers()
+        for table in results_of(group).values()
+        for row in table["rows"].values()
+        for run in row["seeds"].values()
+        if run["flops"]  # none of a row without pre-training
+    ]
+    return f"{min(flops) / 1e13:.1f} to {max(flops) / 1e13:.1f}"
 
 
 def printed_pair(table: Table, better: str, worse: str, column: str) -> Iterable[str]:

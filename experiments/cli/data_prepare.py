@@ -80,7 +80,9 @@ def prepare_corpus(experiment: Experiment, cache: Path, tokens: float, workers: 
     read, kept = (_size(number) for number in (cost.bytes_read, cost.bytes_written))
     time = duration(cost.core_seconds / workers)
     processes = f"{workers} process" + "es" * (workers > 1)
-    UNBROKEN.print(f"{cost.tokens:,} tokens: {read} of text to read, {kept} to keep, {time} with {processes}")
+    UNBROKEN.print(
+        f"about {cost.tokens:,} tokens: {read} of files to read, {kept} to keep, {time} with {processes}"
+    )
     UNBROKEN.print(f"kept in {streams.corpus.folder}")
     if check:
         return

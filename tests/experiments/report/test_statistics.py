@@ -98,6 +98,20 @@ def test_all_pairs_of_rows_that_do_not_differ_seldom_claim_something_however_unl
     assert claimed < level + 2 * (level * (1 - level) / trials) ** 0.5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "level", "coverage"), [(2, 0.10, 0.88), (3, 0.06, 0.93), (5, 0.04, 0.94)])
+def test_a_noisy_baseline_raises_the_errors_of_few_seeds_as_docs_choices_says(seeds, level, coverage):
+    rng, trials, claimed, held = np.random.default_rng(0), 600, 0, []
+    for _ in range(trials):
+        values = scores(rng, [3.0] + [1.0] * 14, seeds)
+        pairs = {(str(row), "0"): PairedDifference(values[row] - values[0]) for row in range(1, 15)}
+        tests = compare_pairs(pairs, MARGIN).values()
+        claimed += any(test.sign for test in tests)
+        held += [test.low < 0 < test.high for test in tests]
+    assert abs(claimed / trials - level) < 2 * (level * (1 - level) / trials) ** 0.5 + 0.01
+    assert np.mean(held) == pytest.approx(coverage, abs=0.03)
+
+
 def test_degrees_of_freedom_are_those_of_the_rows_that_are_compared_and_of_their_seeds():
     values = scores(np.random.default_rng(0), [1.0] * 4, 5)
     three, four = every_pair(values[:3]), every_pair(values)
