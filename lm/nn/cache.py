@@ -68,15 +68,20 @@ class Cache:
     cross_mask: AnyMask  # bool [B,1,1,S]: False for the padding of the encoder's output
     max_length: int = field(metadata={"static": True})  # longest row that fits, its prompt included [tokens]
     # int32 [B|1,1]: added to the decoder's positions where they go on after the encoder's
-    position_step: Array | None = None
+    position_offset: Array | None = None
+
+    @property
+    def encoded_length(self) -> int:
+        """Return the number of positions S of the encoder's output, which ``encoder_kv`` holds."""
+        return jax.tree.leaves(self.encoder_kv)[0].shape[-2]
 
     def repeat_beams(self, beams: int) -> "Cache":
         """Return a stacked cache with each row ``beams`` times; its beams share the encoder's output."""
         carry = jax.tree.map(lambda x: jnp.repeat(x, beams, axis=1), self.carry)
-        step = self.position_step
-        if step is not None and len(step) > 1:
-            step = jnp.repeat(step, beams, axis=0)
-        return replace(self, carry=carry, length=jnp.repeat(self.length, beams), position_step=step)
+        offset = self.position_offset
+        if offset is not None and len(offset) > 1:
+            offset = jnp.repeat(offset, beams, axis=0)
+        return replace(self, carry=carry, length=jnp.repeat(self.length, beams), position_offset=offset)
 
     def reorder(self, rows: Int[Array | np.ndarray, " B"]) -> "Cache":
         """Return an unstacked cache whose row i continues row ``rows[i]``, a beam of the same row.

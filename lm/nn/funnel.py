@@ -57,22 +57,25 @@ def pool_side(side: Side, size: int) -> Side:
     return Side(tokens=side.tokens[:, ::size], segment_ids=segments)
 
 
-def encoded_side(config: ModelConfig, side: Side) -> Side:
+def encoder_output_side(config: ModelConfig, side: Side) -> Side:
     """Return the side whose rows are those of the encoder's output."""
     for _ in range(config.funnel.blocks - 1):
         side = pool_side(side, config.funnel.size)
     return side
 
 
-def make_funnel_inputs(
+def make_encoder_inputs(
     config: ModelConfig, batch: Batch, relative: SharedRelative | None, blocks: int
 ) -> AttentionInputs:
-    """Return the inputs of so many blocks; ``pooled`` holds those of the blocks after the first."""
+    """Return the inputs of an encoder with so many blocks of layers, 1 unless it is a funnel.
+
+    ``pooled`` holds those of the blocks after the first.
+    """
     inputs = make_attention_inputs(config, batch, "encoder", relative)
     if blocks == 1:
         return inputs
     shorter = replace(batch, encoder=pool_side(batch.side("encoder"), config.funnel.size))
-    return inputs._replace(pooled=make_funnel_inputs(config, shorter, relative, blocks - 1))
+    return inputs._replace(pooled=make_encoder_inputs(config, shorter, relative, blocks - 1))
 
 
 class FunnelStack(Stack):

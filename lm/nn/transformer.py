@@ -27,7 +27,7 @@ from lm.nn.attention_inputs import (
 )
 from lm.nn.cache import Cache, Carry, LayerCache
 from lm.nn.dropout import split_key
-from lm.nn.funnel import FunnelStack, encoded_side, make_funnel_inputs
+from lm.nn.funnel import FunnelStack, encoder_output_side, make_encoder_inputs
 from lm.nn.heads import PAIR_CLASSES, MLMTransform, ReplacedTokenHead
 from lm.nn.layers import (
     Embed,
@@ -51,12 +51,12 @@ class StackInputs(NamedTuple):
     """The arguments of a stack."""
 
     embeddings: Array  # [B,T,d_embed]: of tokens
-    types: Array | None  # int32 [B,T]: token types
+    token_types: Array | None  # int32 [B,T]
     attention: AttentionInputs
 
 
 class _ForwardPass(NamedTuple):
-    """What a batch gives in one stack."""
+    """The hidden states of one stack for a batch, and the inputs that produced them."""
 
     stack: Stack
     states: Array  # [layers+1,B,T,D]: each block's input, and the last block's output
@@ -87,7 +87,8 @@ class Transformer(Module):
         decoder = "decoder", config, config.num_decoder_layers, config.has_encoder
         self.encoder = stack(*encoder) if has_own_encoder else None
         self.decoder = stack(*decoder) if config.has_decoder else None
-        self.narrowing = output_projection(config, rngs)  # its name in checkpoints
+        # D -> d_embed before tied logits; checkpoints call it so
+        self.narrowing = output_projection(config, rngs)
         self.transform = MLMTransform(config, rngs) if config.output.transform else Identity()
         self.head = _output_matrix(config, rngs) if config.output.logits.startswith("separate") else None
         self.logits_bias = param(jnp.zeros(config.vocab_size), "vocab") if config.output.bias else None
@@ -101,11 +102,13 @@ class Transformer(Module):
         self.sentence_order = linear(PAIR_CLASSES, "classes") if "sentence-order" in heads else None
         self.replaced = ReplacedTokenHead(config, rngs) if "replaced-token" in heads else None
         self.copy_gate = linear(1, "classes") if "copy" in heads else None
-        # What the query stream reads in place of every token (XLNet). Masked models have a token for it.
+        # The vector that replaces every token's embedding in XLNet's query stream. Masked LMs use the [MASK]
+        # token instead.
         has_queries = "query-stream" in heads
         self.query_embedding = _query_embedding(config, rngs) if has_queries else None
         is_separate = config.embedding.encoder == "separate"
         self.encoder_embed = _embedding(config, rngs) if is_separate else None
+        # The share of each encoder layer in what each decoder layer attends to (transparent attention).
         self.layer_weights = LayerWeights(config, rngs) if config.has_transparent_attention else None
         self.mixture = SoftmaxMixture(config, rngs) if config.output.softmaxes > 1 else None
         self.adaptive = AdaptiveSoftmax(config, rngs) if config.output.softmax == "adaptive" else None
@@ -133,7 +136,7 @@ class Transformer(Module):
         decoded = self.decoder(*inputs, decoder_key, None, encoder_kv)
         return decoded._replace(router=jax.tree.map(jnp.add, encoded.router, decoded.router))
 
-    def features_from_carry(self, batch: Batch, carry: Carry, key: Array | None = None) -> StackOutput:
+    def outputs_from_carry(self, batch: Batch, carry: Carry, key: Array | None = None) -> StackOutput:
         """Return hidden states [B,T,D] of a recurrent decoder started from ``carry``, and the new carry."""
         return self.decoder(*self._decoder_inputs(batch, None), split_key(key, 2)[1], carry)
 
@@ -144,7 +147,7 @@ class Transformer(Module):
     def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T {self.config.vocab_size}"]:
         """Return logits float32 [B,T,V] of last hidden states x [B,T,D].
 
-        Of a mixture of softmaxes and of an adaptive softmax they are log-probabilities.
+        With a mixture of softmaxes or an adaptive softmax these are log-probabilities.
         """
         if self.config.output.logits == "none":
             raise SettingError(
@@ -182,7 +185,7 @@ class Transformer(Module):
 
     def hidden_states(self, batch: Batch) -> dict[str, Array]:
         """Return {"encoder", "decoder": [layers+1,B,T,D]}: each block's input, the last block's output."""
-        return {side: states for side, (_, states, *_) in self._forward_passes(batch).items()}
+        return {side: forward.states for side, forward in self._forward_passes(batch).items()}
 
     def attention_weights(self, batch: Batch) -> dict[str, Array]:
         """Return {"encoder", "decoder", "cross": float32 [layers,B,N,T,S]} of self- and cross-attention.
@@ -190,18 +193,22 @@ class Transformer(Module):
         The entry of a stack is missing if its mixer is not attention.
         """
         weights: dict[str, Array | None] = {}
-        for side, (stack, states, inputs, encoder_kv) in self._forward_passes(batch).items():
-            self_attention, cross_attention = stack.attention_weights(states, inputs, encoder_kv)
+        for side, forward in self._forward_passes(batch).items():
+            self_attention, cross_attention = forward.stack.attention_weights(
+                forward.states, forward.inputs, forward.encoder_kv
+            )
             weights |= {side: self_attention, "cross": cross_attention}
         return {name: array for name, array in weights.items() if array is not None}
 
     def mixer_inputs(self, batch: Batch) -> dict[str, Array]:
         """Return {"encoder", "decoder": [layers,B,T,D]}: the input of each block's mixer."""
-        passes = self._forward_passes(batch).items()
-        return {side: stack.mixer_inputs(states, inputs) for side, (stack, states, inputs, _) in passes}
+        return {
+            side: forward.stack.mixer_inputs(forward.states, forward.inputs)
+            for side, forward in self._forward_passes(batch).items()
+        }
 
     def _forward_passes(self, batch: Batch) -> dict[str, _ForwardPass]:
-        """Return what a batch gives in each stack, by side."""
+        """Return {side: the hidden states of its stack for a batch, and their inputs}."""
         passes: dict[str, _ForwardPass] = {}
         encoded = block_inputs = None
         if self.config.has_encoder:
@@ -217,7 +224,7 @@ class Transformer(Module):
         return passes
 
     def embedding(self, side: str) -> Callable[..., Array]:
-        """Return the embedding of the tokens of a side, "encoder" or "decoder"."""
+        """Return the module that embeds the tokens of a side, "encoder" or "decoder"."""
         return self.encoder_embed if side == "encoder" and self.encoder_embed is not None else self.embed
 
     @property
@@ -249,13 +256,13 @@ class Transformer(Module):
         if batch.side("encoder").prediction_order is not None:
             return self._two_stream_inputs(batch)
         stack, side = self._encoder, batch.side("encoder")
-        attention = make_funnel_inputs(stack.config, batch, stack.relative, self.config.funnel.blocks)
+        attention = make_encoder_inputs(stack.config, batch, stack.relative, self.config.funnel.blocks)
         return StackInputs(self.embedding("encoder")(side.tokens), side.token_types, attention)
 
     def _two_stream_inputs(self, batch: Batch) -> StackInputs:
         """Return the encoder's inputs for two streams (XLNet, Yang et al. 2019), adjacent rows [2B,S].
 
-        In its content stream a row reads its tokens, in its query stream a vector in place of each.
+        The content stream reads the tokens. The query stream reads one learned vector in place of each token.
         """
         if self.query_embedding is None:
             raise SettingError(
@@ -267,15 +274,15 @@ class Transformer(Module):
         content = self.embedding("encoder")(side.tokens)
         query = jnp.broadcast_to(self.query_embedding[...].astype(content.dtype)[None, None], content.shape)
         both = jnp.stack([content, query], axis=1).reshape(-1, *content.shape[1:])
-        types = None if side.token_types is None else jnp.repeat(side.token_types, 2, axis=0)
-        return StackInputs(constrain(both, "batch", "length", "embed"), types, attention)
+        token_types = None if side.token_types is None else jnp.repeat(side.token_types, 2, axis=0)
+        return StackInputs(constrain(both, "batch", "length", "embed"), token_types, attention)
 
     def _decoder_inputs(self, batch: Batch, encoded: Array | None) -> StackInputs:
         config = self.config
         attention = make_attention_inputs(config, batch, "decoder", self.decoder.relative)
         side = batch.side("decoder")
         if encoded is not None:
-            encoder_side = encoded_side(config, batch.side("encoder"))
+            encoder_side = encoder_output_side(config, batch.side("encoder"))
             segments = side.segment_ids, encoder_side.segment_ids
             if config.cross_attention.kind == "none":
                 states = last_encoder_states(encoded, *segments)
@@ -293,37 +300,40 @@ class Transformer(Module):
     def prefill(self, batch: Batch, max_length: int) -> tuple[Float32[Array, "B V"], Cache]:
         """Return logits [B,V] of the token after each row's prompt, and a cache with room for ``max_length``.
 
-        Prompts are the decoder's tokens, padded on the right. Those of an encoder-decoder are often one start
-        token.
+        Prompts are the decoder's tokens, padded on the right. For an encoder-decoder the prompt is usually
+        just the decoder's start token.
         """
         side, config = batch.side("decoder"), self.config
         prompt, rows = side.tokens, len(side.tokens)
-        encoder_kv = cross_mask = step = None
+        encoder_kv = cross_mask = position_offset = None
         inputs = make_attention_inputs(config, batch, "decoder", self.decoder.relative, max_length)
         inputs = inputs._replace(cache_index=jnp.zeros(rows, jnp.int32))
         if config.has_encoder:
             output = self._encoder(*self._encoder_inputs(batch))
-            encoder_side = encoded_side(config, batch.side("encoder"))
-            encoded, segments = output.x, encoder_side.segment_ids
+            encoder_side = encoder_output_side(config, batch.side("encoder"))
+            encoded, encoder_segments = output.x, encoder_side.segment_ids
             if config.cross_attention.kind == "none":
-                inputs = inputs._replace(encoder_state=last_encoder_states(encoded, None, segments))
+                states = last_encoder_states(encoded, None, encoder_segments)
+                inputs = inputs._replace(encoder_state=states)
             else:
                 if config.cross_attention.positions == "continued":
-                    inputs, step = continue_positions(inputs, encoder_side, None)
+                    inputs, position_offset = continue_positions(inputs, encoder_side, None)
                 memory = encoded
                 if self.layer_weights is not None:
                     memory = self.layer_weights(output.block_inputs, encoded)
                 encoder_kv = self.decoder.encoder_key_value(memory, inputs.encoder_positions)
-                cross_mask = make_cross_mask(config, 1, jnp.ones((rows, 1), jnp.int32), segments)
+                one_segment = jnp.ones((rows, 1), jnp.int32)
+                cross_mask = make_cross_mask(config, 1, one_segment, encoder_segments)
                 inputs = inputs._replace(cross_mask=cross_mask)
                 if config.has_merged_attention:
                     inputs = merge_masks(inputs, prompt.shape[1], max_length, encoded.shape[1])
         carry = self.decoder.init_carry(rows, max_length)
         x, carry, *_ = self.decoder(self.embed(prompt), side.token_types, inputs, None, carry, encoder_kv)
-        segments = jnp.ones_like(prompt) if side.segment_ids is None else side.segment_ids
-        lengths = (segments > 0).sum(-1, dtype=jnp.int32)
+        prompt_segments = jnp.ones_like(prompt) if side.segment_ids is None else side.segment_ids
+        lengths = (prompt_segments > 0).sum(-1, dtype=jnp.int32)
         last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
-        return self.logits(last)[:, 0], Cache(carry, lengths, encoder_kv, cross_mask, max_length, step)
+        cache = Cache(carry, lengths, encoder_kv, cross_mask, max_length, position_offset)
+        return self.logits(last)[:, 0], cache
 
     def unstack(self, cache: Cache) -> tuple["Transformer", Cache]:
         """Return the same model and cache with separate arrays for each layer, for many steps of decoding.
@@ -362,11 +372,10 @@ class Transformer(Module):
             is_token = jnp.arange(count)[None, :] < lengths[:, None]
             positions = jnp.where(is_token, inputs.positions, 0)
             inputs = inputs._replace(positions=positions, segments=is_token * 1)
-        if cache.position_step is not None:
-            inputs = inputs._replace(positions=inputs.positions + cache.position_step)
+        if cache.position_offset is not None:
+            inputs = inputs._replace(positions=inputs.positions + cache.position_offset)
         if self.config.has_merged_attention:
-            encoded_length = jax.tree.leaves(cache.encoder_kv)[0].shape[-2]
-            inputs = merge_masks(inputs, count, cache.max_length, encoded_length)
+            inputs = merge_masks(inputs, count, cache.max_length, cache.encoded_length)
         x, carry, *_ = self.decoder(self.embed(tokens), None, inputs, None, cache.carry, cache.encoder_kv)
         return x, replace(cache, carry=carry, length=cache.length + (count if lengths is None else lengths))
 
@@ -381,15 +390,16 @@ def _embedding(config: ModelConfig, rngs: nnx.Rngs) -> Embed | AdaptiveEmbed:
 
 
 def _query_embedding(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Param:
-    """Return the vector [d_embed] that stands for any token, drawn as an embedding of one is."""
+    """Return the vector [d_embed] that stands for any token, initialised like a token's embedding."""
     width = config.embed_width
     return param(normal(rngs, (width,), embedding_std(config.output.logits, width)), "embed")
 
 
 def output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
     """Return the linear layer [D,d_embed] before a tied embedding (OPT); Identity if none is needed."""
-    fits_already = config.output.transform or not config.output.logits.startswith("tied")
-    if config.embedding.projected == "sum" or config.embedding.d_embed is None or fits_already:
+    is_tied = config.output.logits.startswith("tied")
+    projects_tokens = config.embedding.d_embed is not None and config.embedding.projected == "tokens"
+    if config.output.transform or not (is_tied and projects_tokens):
         return Identity()
     shape, std = (config.d_model, config.embed_width), config.d_model**-0.5
     return Linear(rngs, shape, ("embed", "kv"), std=std, use_bias=False)

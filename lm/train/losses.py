@@ -91,7 +91,7 @@ def carried_language_model(
     model: Any, batch: Batch, carry: Carry, key: Key, config: LossConfig
 ) -> CarriedLoss:
     """Return ``language_model`` of rows that continue from the recurrent states ``carry`` [layers,B,h]."""
-    x, carry, router, _ = model.features_from_carry(batch, carry, key)
+    x, carry, router, _ = model.outputs_from_carry(batch, carry, key)
     side = batch.side("decoder")
     loss, sums = _target_loss(model, (x,), side, batch.frequent_tokens, config, None)
     loss, sums = _add_router_losses(model, router, side.loss_weights, loss, sums)
