@@ -9,14 +9,14 @@ from lm.objectives.denoising import IN_PLACE
 
 # ---- paths from the outermost settings
 
-NETWORK: Condition = {"counts.model": Values(("none",), said="networks")}
+NETWORK: Condition = {"counts.model": Values(("none",), description="networks")}
 NGRAMS: Condition = {"counts.model": ("ngram",)}
 TAGGER: Condition = {"counts.model": ("tagger",)}
 REPEATED_NGRAMS: Condition = NGRAMS | {"data.repeats": ABOVE_0}  # whose text is cut to whole passes
 
 PRETRAINED: Condition = NETWORK | {"pretraining.steps": ABOVE_0}
-ON_CORPUS: Condition = PRETRAINED | {"mixing.pretraining": Values(but=("tasks",))}
-MULTI_TASK: Condition = PRETRAINED | {"mixing.pretraining": Values(but=("corpus",))}
+ON_CORPUS: Condition = PRETRAINED | {"mixing.pretraining": Values(exclude=("tasks",))}
+MULTI_TASK: Condition = PRETRAINED | {"mixing.pretraining": Values(exclude=("corpus",))}
 LANGUAGE_MODEL: Condition = PRETRAINED | {
     "model.architecture": ("decoder",),
     "objective.noise": ("everything",),
@@ -36,35 +36,35 @@ FINETUNED: Conditions = (
 
 TRAINED_VOCABULARY: Condition = {"data.vocabulary": ("unigram", "bpe", "wordpiece")}
 
-NO_CHECKPOINT: Condition = {"start.model": Values(("",), said="models without --start")}
+NO_CHECKPOINT: Condition = {"start.model": Values(("",), description="models without --start")}
 # steps by another objective before pre-training
 DECODER_START: Condition = (
     NETWORK
-    | {"model.architecture": Values(but=("encoder",), said="models with a decoder")}
+    | {"model.architecture": Values(exclude=("encoder",), description="models with a decoder")}
     | NO_CHECKPOINT
     | {"pretraining.steps": ABOVE_0}
 )
 ENCODER_START: Condition = (
     NETWORK
-    | {"start.objective.targets": Values(IN_PLACE, said="encoders with an objective of encoders")}
+    | {"start.objective.targets": Values(IN_PLACE, description="encoders with an objective of encoders")}
     | {"model.architecture": ("encoder",)}
     | NO_CHECKPOINT
     | {"pretraining.steps": ABOVE_0}
 )
 
-HIDES_TOKENS = Values(but=HIDES_NOTHING)  # kinds of noise
+HIDES_TOKENS = Values(exclude=HIDES_NOTHING)  # kinds of noise
 
 # Ids above those of word pieces stand for noise, for masks, and for the ends of texts that an encoder reads.
 SENTINELS: Conditions = (
     PRETRAINED | {"objective.mixture": GIVEN},
-    PRETRAINED | {"objective.noise": HIDES_TOKENS, "objective.inputs": Values(but=("drop", "shuffle"))},
-    PRETRAINED | {"objective.targets": ("sentinels",), "objective.inputs": Values(but=("drop",))},
-    PRETRAINED | {"objective.targets": ("sentinels",), "objective.noise": Values(but=("everything",))},
+    PRETRAINED | {"objective.noise": HIDES_TOKENS, "objective.inputs": Values(exclude=("drop", "shuffle"))},
+    PRETRAINED | {"objective.targets": ("sentinels",), "objective.inputs": Values(exclude=("drop",))},
+    PRETRAINED | {"objective.targets": ("sentinels",), "objective.noise": Values(exclude=("everything",))},
     DECODER_START
     | {
         "start.steps": ABOVE_0,
         "start.objective.noise": HIDES_TOKENS,
-        "start.objective.inputs": Values(but=("drop", "shuffle")),
+        "start.objective.inputs": Values(exclude=("drop", "shuffle")),
     },
     DECODER_START | {"start.steps": ABOVE_0, "start.objective.targets": ("sentinels",)},
     PRETRAINED | {"pretraining.phases": GIVEN},

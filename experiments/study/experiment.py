@@ -456,7 +456,8 @@ class Experiment:
     guard: GuardConfig = NEVER_SKIP
     # width of ELECTRA's generator as a share of the model's
     generator_share: float = setting(
-        0.25, PRETRAINED | {"objective.targets": Values((*REPLACED, *RESTORED), said="ELECTRA's objective")}
+        0.25,
+        PRETRAINED | {"objective.targets": Values((*REPLACED, *RESTORED), description="ELECTRA's objective")},
     )
     mesh: MeshConfig = MeshConfig()
     seed: int = 0  # seed of initial parameters, order of examples, corruption and dropout

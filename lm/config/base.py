@@ -337,14 +337,14 @@ def _checked(path: str, value: Any, kind: Any) -> Any:
 class Values:
     """The values of a setting with which another setting is used.
 
-    They are those ``among`` some (a name may have an argument, as in ``unigram:CORPUS``), all but those in
-    ``but``, or all ``above`` a number.
+    They are those ``among`` some (a name may have an argument, as in ``unigram:CORPUS``), all except
+    those in ``exclude``, or all ``above`` a number.
     """
 
     among: tuple[Any, ...] = ()
-    but: tuple[Any, ...] = ()
+    exclude: tuple[Any, ...] = ()
     above: float | None = None
-    said: str = ""  # what has such a value, for an error message
+    description: str = ""  # what has such a value, for an error message
 
     def has(self, value: Any) -> bool:
         """Return whether ``value`` is one of these values."""
@@ -352,19 +352,19 @@ class Values:
             return value is not None and value > self.above
         if isinstance(value, str) and value.partition(":")[0] in self.among:
             return True
-        return value in self.among if self.among else value not in self.but
+        return value in self.among if self.among else value not in self.exclude
 
     def clause(self, path: str) -> str:
         """Return a phrase: what reads a setting that depends on the one at ``path``."""
-        if self.said:
-            return f"by {self.said}"
+        if self.description:
+            return f"by {self.description}"
         if self.above is not None:
             return f"with {path} above {self.above:g}"
         if self.among and all(isinstance(value, str) and value for value in self.among):
             return f"by {listed(self.among)}"
         if self.among:
             return f"with {path}={listed(map(str, self.among))}"
-        named = [repr(value) for value in self.but if value not in _ABSENT]
+        named = [repr(value) for value in self.exclude if value not in _ABSENT]
         return f"with {path} other than {listed(named)}" if named else f"with {path}"
 
     def shown(self, path: str) -> str:
@@ -373,7 +373,7 @@ class Values:
             return f"{path} above {self.above:g}"
         if self.among:
             return f"{path}={'|'.join(map(str, self.among)) or 'none'}"
-        named = "|".join(str(value) for value in self.but if value not in _ABSENT)
+        named = "|".join(str(value) for value in self.exclude if value not in _ABSENT)
         return f"{path} not {named}" if named else f"{path} given"
 
     def mend(self, path: str) -> str:
@@ -384,9 +384,10 @@ class Values:
 
 _ABSENT = (None, "", ())
 ABOVE_0 = Values(above=0)
-GIVEN = Values(but=_ABSENT)
+GIVEN = Values(exclude=_ABSENT)
 
-Condition = dict[str, "Values | tuple[Any, ...]"]  # path of another setting -> the values that it should have
+# Path of another setting -> the values that it should have. All entries must hold; ``a | b`` merges two.
+Condition = dict[str, "Values | tuple[Any, ...]"]
 Conditions = Condition | tuple[Condition, ...]  # one of several is enough
 
 
@@ -519,7 +520,7 @@ def _reason(path: str, unmet: list[_Unmet]) -> str:
     clauses = dict.fromkeys(each[0][2].clause(each[0][0]) for each in nearest_first)
     decider, value, values = nearest_first[0][0]
     clause = values.clause(decider)
-    found = f"{decider}={value!r}" if values.said or not isinstance(value, str) else str(value)
+    found = f"{decider}={value!r}" if values.description or not isinstance(value, str) else str(value)
     if clause.startswith("with"):
         found = f"{decider}={value!r}"
     return (

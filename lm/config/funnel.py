@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lm.config.base import Condition, Values, at_least, at_most, setting
 
-FUNNEL: Condition = {"blocks": Values(but=(1,), said="2 or more")}
+FUNNEL: Condition = {"blocks": Values(exclude=(1,), description="2 or more")}
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ RELATIVE_BIASES: Condition = {"kind": BIAS_TABLES}
 DISENTANGLED: Condition = {"kind": ("relative-disentangled",)}
 SINUSOIDS: Condition = {"kind": ("relative-sinusoids",)}
 BY_HEADS = ("heads", "merged")  # kinds of cross-attention whose queries and keys are those of heads
-FEED_FORWARD: Condition = {"activation": Values(but=("none",))}
+FEED_FORWARD: Condition = {"activation": Values(exclude=("none",))}
 SYNTHESIZER: Condition = {"kind": Mixers(("synthesizer",))}
 CONVOLUTION: Condition = {"kind": Mixers(CONVOLUTIONS)}
 HEAD_NORMS: Conditions = ({"qk_norm": (True,)}, {"value_norm": (True,)}, {"output_norm": (True,)})
@@ -457,14 +457,14 @@ class OutputConfig:
     transform: bool = False  # whether a dense layer and a norm precede the output matrix (BERT's masked LM)
     bias: bool = False  # whether the logits have a bias per token (BERT, BART)
     # soft cap of the logits c: cap * tanh(c / cap) (Gemma 2); None: no cap
-    logit_cap: float | None = setting(None, {"logits": Values(but=("none",))})
+    logit_cap: float | None = setting(None, {"logits": Values(exclude=("none",))})
     # number by which the logits are divided (Granite)
-    logit_divisor: float = setting(1.0, {"logits": Values(but=("none",))})
+    logit_divisor: float = setting(1.0, {"logits": Values(exclude=("none",))})
     # number of softmaxes whose mixture gives the probabilities (Yang et al. 2018); 1: no mixture [softmaxes]
-    softmaxes: int = setting(1, {"logits": Values(but=("none",))})
+    softmaxes: int = setting(1, {"logits": Values(exclude=("none",))})
     # how logits become probabilities: one softmax over all tokens, or one over the first of
     # model.embedding.clusters and the names of the others, and one in each of these (Grave et al. 2017)
-    softmax: Literal["full", "adaptive"] = setting("full", {"logits": Values(but=("none",))})
+    softmax: Literal["full", "adaptive"] = setting("full", {"logits": Values(exclude=("none",))})
 
     def __post_init__(self):
         above_0(self, "model.output.", "logit_cap logit_divisor")

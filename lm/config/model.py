@@ -78,13 +78,13 @@ PretrainingHead = Literal[
 # ``read_if`` of settings: on which others they depend
 ENCODERS: Condition = {
     "architecture": Values(
-        ("encoder-decoder", "shared-encoder-decoder", "encoder"), said="models with an encoder"
+        ("encoder-decoder", "shared-encoder-decoder", "encoder"), description="models with an encoder"
     )
 }
-DECODERS: Condition = {"architecture": Values(but=("encoder",), said="models with a decoder")}
+DECODERS: Condition = {"architecture": Values(exclude=("encoder",), description="models with a decoder")}
 TWO_STACKS: Condition = {
     "architecture": Values(
-        ("encoder-decoder", "shared-encoder-decoder"), said="models with an encoder and a decoder"
+        ("encoder-decoder", "shared-encoder-decoder"), description="models with an encoder and a decoder"
     )
 }
 
@@ -216,8 +216,8 @@ class ModelConfig:
         CrossAttentionConfig(), TWO_STACKS, apart={"positions": CROSS_ROTARY}
     )
     mlp: MlpConfig = MlpConfig()
-    experts: ExpertsConfig = setting(ExpertsConfig(), {"mlp.activation": Values(but=("none",))})
-    memory: MemoryConfig = setting(MemoryConfig(), {"mlp.activation": Values(but=("none",))})
+    experts: ExpertsConfig = setting(ExpertsConfig(), {"mlp.activation": Values(exclude=("none",))})
+    memory: MemoryConfig = setting(MemoryConfig(), {"mlp.activation": Values(exclude=("none",))})
     universal: UniversalConfig = UniversalConfig()
     norm: NormConfig = NormConfig()
     output: OutputConfig = OutputConfig()
@@ -477,10 +477,10 @@ class ModelConfig:
         needed: Condition = {
             "mixer.kind": ("attention",),
             "cross_attention.kind": ("heads",),
-            "mlp.activation": Values(but=("none",)),
+            "mlp.activation": Values(exclude=("none",)),
             "experts.count": (0,),
             "memory.keys": (0,),
-            "residual": Values(but=("fixup",)),
+            "residual": Values(exclude=("fixup",)),
         }
         why = f"{branches} passes each head of attention through the feed-forward layer, unlike"
         self._require(needed, why, "model.attention.branching be 'none'")
@@ -731,7 +731,7 @@ class ModelConfig:
             "cross_attention.encoder_layers": ("last",),
             "universal.halting": ("last-step",),
             "experts.count": (0,),
-            "residual": Values(but=("parallel", "parallel-one-norm")),
+            "residual": Values(exclude=("parallel", "parallel-one-norm")),
         }
         why = f"{funnel} gives layers rows of different lengths, unlike"
         self._require(whole_rows, why, "model.funnel.blocks be 1")
@@ -748,7 +748,7 @@ class ModelConfig:
             "attention.branching": ("none",),
             "cross_attention.kind": ("heads",),
             "cross_attention.encoder_layers": ("last",),
-            "positions.kind": Values(but=("alibi", "relative-disentangled")),
+            "positions.kind": Values(exclude=("alibi", "relative-disentangled")),
             "sparsity": (SparsityConfig(),),
             "encoder.layer_windows": ((),),
             "residual": ("pre-norm", "post-norm"),
@@ -786,7 +786,7 @@ class ModelConfig:
                 if values.among:
                     allowed = " or ".join(map(repr, values.among))
                 else:
-                    allowed = f"another than {' and '.join(map(repr, values.but))}"
+                    allowed = f"another than {' and '.join(map(repr, values.exclude))}"
                 raise SettingError(f"{why} model.{path}={value!r}: it should be {allowed}, or {otherwise}")
 
     def _check_compile(self) -> None:

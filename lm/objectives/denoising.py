@@ -51,14 +51,14 @@ def _noises_that_use(field: str) -> Values:
 
 def _of_single(*alternatives: Condition) -> tuple[Condition, ...]:
     """Return the conditions of a setting of single objectives; denoisers of a mixture have their own."""
-    single: Condition = {"mixture": Values(("",), said="an objective without a mixture")}
+    single: Condition = {"mixture": Values(("",), description="an objective without a mixture")}
     return tuple(single | each for each in alternatives or ({},))
 
 
 # All but a causal LM, which has no inputs and one format of targets: as ``Objective.has_inputs`` says.
 WITH_INPUTS: tuple[Condition, ...] = (
-    {"noise": Values(but=("everything",))},
-    {"inputs": Values(but=("drop",))},
+    {"noise": Values(exclude=("everything",))},
+    {"inputs": Values(exclude=("drop",))},
 )
 # Where documents are concatenated, so that EOS can separate them: as ``Objective.concatenates`` says.
 _MAY_CONCATENATE: tuple[Condition, ...] = (
@@ -81,7 +81,7 @@ EosPlacement = Literal["each-example", "between-documents", "none"]
 LossName = Literal["all-tokens", "targets"]
 LONE_DECODER: Condition = {"model.architecture": ("decoder", "prefix-decoder")}
 _HAS_DECODER: Condition = {
-    "model.architecture": Values(but=("encoder",), said="a model with a decoder"),
+    "model.architecture": Values(exclude=("encoder",), description="a model with a decoder"),
 }
 
 
@@ -97,7 +97,7 @@ class Objective:
 
     noise: NoiseName = setting("iid", _of_single())  # how corrupted tokens are chosen
     # what replaces corrupted tokens in the inputs
-    inputs: InputsName = setting("sentinels", _of_single({"noise": Values(but=HIDES_NOTHING)}))
+    inputs: InputsName = setting("sentinels", _of_single({"noise": Values(exclude=HIDES_NOTHING)}))
     # what the model predicts, and what replaces the tokens that are not corrupted
     targets: TargetsName = setting("sentinels", _of_single(*WITH_INPUTS))
     # share of tokens that are corrupted (ignored with noise suffix, everything, none, random-text,
