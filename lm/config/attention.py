@@ -68,8 +68,8 @@ class RotaryConfig:
                 limit = f"model.positions.rotary.{high}={most}"
                 raise SettingError(f"model.positions.rotary.{low}={least} should be below {limit}")
 
-    def in_window(self) -> "RotaryConfig":
-        """Return the settings of a layer that has a window: its base, and stretched or not."""
+    def for_window_layers(self) -> "RotaryConfig":
+        """Return the settings of layers that have a window: their base, and stretched or not."""
         base = self.base if self.window_base is None else self.window_base
         scaling = self.scaling if self.window_scaling == "same" else "none"
         return replace(self, base=base, scaling=scaling)

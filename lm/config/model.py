@@ -928,7 +928,7 @@ class ModelConfig:
         return self.embedding.d_embed or self.d_model
 
     @property
-    def sees_ahead(self) -> bool:
+    def has_non_causal_decoder(self) -> bool:
         """Return whether positions of a decoder see later ones: those of a prefix, or all without a mask."""
         return self.architecture == "prefix-decoder" or self.attention.mask == "none"
 
@@ -950,13 +950,16 @@ class ModelConfig:
         """
         return self.d_model * (1 + ("backward" in self.heads))
 
-    def reads_both_ways(self, crosses: bool) -> bool:
-        """Return whether a stack reads ahead too; ``crosses``: whether it has cross-attention.
+    def is_bidirectional(self, has_cross_attention: bool) -> bool:
+        """Return whether positions of a stack with or without cross-attention may see later ones too.
 
         True of a stack that encoder and decoder share.
         """
-        own = not crosses if self.architecture == "encoder-decoder" else self.architecture != "decoder"
-        return own or self.sees_ahead
+        if self.has_non_causal_decoder:
+            return True
+        if self.architecture == "encoder-decoder":
+            return not has_cross_attention
+        return self.architecture != "decoder"
 
     @property
     def rotary_width(self) -> int:

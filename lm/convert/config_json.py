@@ -259,7 +259,7 @@ def semantic_settings(config: ModelConfig) -> Settings:
         "attention.d_v": config.attention.value_width,
         "attention.query_pre_attn_scalar": config.attention.query_pre_attn_scalar or config.attention.d_kv,
         "attention.scale": None if config.attention.product_scale == usual_scale else config.attention.scale,
-        "positions.rotary.window_base": config.positions.rotary.in_window().base,
+        "positions.rotary.window_base": config.positions.rotary.for_window_layers().base,
         "mlp.bias": config.mlp_has_bias,
         "attention.qkv_bias": config.qkv_has_bias,
         "attention.key_bias": config.key_has_bias,

@@ -570,7 +570,7 @@ def modernbert_rope() -> FieldGroup:
 
     def write(config: ModelConfig) -> HFConfig:
         rotary = config.positions.rotary
-        return {theta: rotary.base, window_theta: rotary.in_window().base}
+        return {theta: rotary.base, window_theta: rotary.for_window_layers().base}
 
     names = (theta, window_theta, "rope_parameters", "rope_scaling")
     settings = ("positions.rotary.base", "positions.rotary.window_base")
@@ -601,7 +601,7 @@ def gemma3_rope() -> FieldGroup:
         }
 
     def write(config: ModelConfig) -> HFConfig:
-        window_base = config.positions.rotary.in_window().base
+        window_base = config.positions.rotary.for_window_layers().base
         return of_full_layers.write(config) | {window_theta: window_base}
 
     settings = ("positions.rotary.window_base", "positions.rotary.window_scaling")

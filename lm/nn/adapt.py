@@ -97,12 +97,12 @@ def adapt(
     """
     fresh = named(jax.jit(lambda key: Transformer(new_config, nnx.Rngs(params=key)))(key))
     stack = "decoder" if config.has_decoder else "encoder"
-    was_bidirectional = config.reads_both_ways(stack == "decoder")
+    was_bidirectional = config.is_bidirectional(stack == "decoder")
     adapted = {}
     for name, origin in origins(config, new_config).items():
         value = fresh[name] if origin.source is None else params[origin.source]
         if origin.source is not None and name.endswith("relative.table"):
-            bidirectional = new_config.reads_both_ways(name.startswith("decoder"))
+            bidirectional = new_config.is_bidirectional(name.startswith("decoder"))
             value = _convert_biases(value, was_bidirectional, bidirectional, config)
         adapted[name] = value
     return adapted

@@ -175,7 +175,7 @@ def make_attention_inputs(
     def prepare_bias(bias: PositionBias) -> AnyBias:
         return bias.materialize(length, key_length) if implementation in ("xla", "short-rows") else bias
 
-    bidirectional = not is_decoder or config.sees_ahead
+    bidirectional = not is_decoder or config.has_non_causal_decoder
     inputs = AttentionInputs(
         positions=positions,
         segments=segments,
@@ -226,11 +226,11 @@ def make_decode_inputs(
         return AttentionMask(query_ids, key_ids, spec).evaluate(relative_position)
 
     windows = config.windows("decoder")
-    buckets = _relative_buckets(config, lambda: relative_position, config.sees_ahead)
+    buckets = _relative_buckets(config, lambda: relative_position, config.has_non_causal_decoder)
     inputs = AttentionInputs(positions=position, buckets=buckets)
     inputs = _with_layers(inputs, config, windows, window_mask)
     return _with_biases(
-        inputs, config, relative, config.sees_ahead, lambda bias: bias.evaluate(relative_position)
+        inputs, config, relative, config.has_non_causal_decoder, lambda bias: bias.evaluate(relative_position)
     )
 
 
@@ -390,8 +390,8 @@ def _with_layers(
     """
     rotary, width = config.positions.rotary, config.attention.d_kv
     own_frequencies = None
-    if rotary.in_window() != rotary and config.positions.kind == "rotary":
-        own_frequencies, _ = rotary.in_window().frequencies(width)
+    if rotary.for_window_layers() != rotary and config.positions.kind == "rotary":
+        own_frequencies, _ = rotary.for_window_layers().frequencies(width)
     by_window = {
         window: LayerInputs(window_mask(window), None if window is None else own_frequencies)
         for window in windows

@@ -67,7 +67,7 @@ class Block(Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, has_cross_attention: bool):
         self.config = config
-        bidirectional = config.reads_both_ways(has_cross_attention)
+        bidirectional = config.is_bidirectional(has_cross_attention)
         shares_norm = config.residual == "parallel-one-norm"
         self.attention_norm = make_branch_norm(config)
         # Whichever mixer it is: checkpoints call it attention.

@@ -158,7 +158,7 @@ class EvolvedBlock(Block):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, has_cross_attention: bool):
         super().__init__(config, rngs, has_cross_attention)
-        bidirectional = config.reads_both_ways(has_cross_attention)
+        bidirectional = config.is_bidirectional(has_cross_attention)
         self.first_norm, self.convolution_norm = make_branch_norm(config), make_branch_norm(config)
         self.convolutions = ConvolutionBranches(config, rngs, bidirectional)
         gate = wide = wide_relative = first_cross = None

@@ -115,7 +115,7 @@ class Stack(Module):
                 setattr(self.blocks, name, make_in_one_layer(OF_ONE_LAYER[name], config, rngs.params()))
             else:
                 keep_in_layers(self.blocks, name, layers)
-        bidirectional = config.reads_both_ways(has_cross_attention)
+        bidirectional = config.is_bidirectional(has_cross_attention)
         self.relative = make_shared_relative(config, rngs, bidirectional)
         # Post-norm blocks end with a norm already.
         is_post_norm = config.residual == "post-norm"
