@@ -339,7 +339,7 @@ class Attention(Projections, TokenMixer):
         if inputs.relative_embeddings is not None:
             key = repeat_heads(key, query.shape[2])
             if self.sinusoids is not None:
-                return scale * self.sinusoids(query, key, inputs.relative_embeddings, inputs.types)
+                return scale * self.sinusoids(query, key, inputs.relative_embeddings, inputs.token_types)
             return scale * disentangled_bias(query, key, *self._position_vectors(inputs.relative_embeddings))
         if self.relative_keys is None or inputs.buckets is None:
             return inputs.bias

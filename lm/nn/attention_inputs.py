@@ -50,14 +50,14 @@ def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
     is_limited = config.positions.is_learned or config.mixer.kind == "synthesizer"
     if is_limited and length > max_length and side.positions is None:
         raise SettingError(
-            f"rows of {length} tokens are longer than model.positions.max_length={max_length}, up to which "
-            f"positions are learned: cut the {name}'s tokens or, of several short texts in a row, give "
-            "their positions"
+            f"rows of {length} tokens are longer than model.positions.max_length={max_length}: positions are "
+            f"learned only up to there. Truncate the {name}'s tokens or, if a row packs several short texts, "
+            "pass their positions"
         )
 
 
 class LayerInputs(NamedTuple):
-    """Holds those of the attention inputs that may differ between the layers of a stack."""
+    """The attention inputs that may differ between layers."""
 
     mask: AnyMask = None  # as in ``AttentionInputs``
     frequencies: Array | np.ndarray | None = None  # likewise
@@ -73,32 +73,37 @@ class AttentionInputs(NamedTuple):
     # float32 [R/2]: rotary frequencies of layers with a window; None: those of model.positions.rotary
     frequencies: Array | np.ndarray | None = None
     # one for each layer, if their windows differ; replace ``mask`` and ``frequencies``
-    layers: tuple[LayerInputs, ...] = ()
+    layer_inputs: tuple[LayerInputs, ...] = ()
     bias: AnyBias = None  # float32 [B|1,N,T,S]
     # returns the bias of a block that has a table of its own (UMT5), given that table
     layer_bias: Callable[[RelativePositionBias], AnyBias] | None = None
-    # int32 [B|1,T,S]: buckets of relative positions, whose vectors queries are multiplied with
+    # int32 [B|1,T,S]: relative-position buckets; queries are multiplied with the vector of each bucket
     buckets: Array | None = None
     # [T+S-1,D]: embeddings of the relative positions from 1 - T to S - 1, which layers project (DeBERTa), or
     # their sinusoids (XLNet)
     relative_embeddings: Array | None = None
-    types: Array | None = None  # int32 [B,T]: token types, if scores depend on them (XLNet)
+    token_types: Array | None = None  # int32 [B,T], if attention logits depend on them (XLNet)
     positions: Array | None = None  # int32 [B|1,T]
     segments: Array | None = None  # int32 [B,T], 0 for padding; None: each row is one text
-    # whether each row is followed by that of its query stream, which has the same keys and values (XLNet)
+    # whether rows alternate XLNet's content stream and query stream; both use the content stream's keys and
+    # values
     has_query_stream: bool = False
     # bool [B|1,T]: Longformer's global positions, if they have separate projections
     global_tokens: Array | None = None
     global_mask: AnyMask = None  # bool [B|1,1,T,S]: the keys that global positions attend to
-    encoded: Array | None = None  # the encoder's output [B,S,D], for cross-attention
-    encoder_positions: Array | None = None  # int32 [B|1,S], where the decoder's go on after the encoder's
-    encoder_kv: KeyValue | None = None  # [B,S,K,H], to which merged self-attention attends too
+    # [B,S,D]: the encoder's output, from which each layer computes keys and values of cross-attention; None
+    # without cross-attention, or if keys and values are computed beforehand
+    encoded: Array | None = None
+    encoder_positions: Array | None = None  # int32 [B|1,S], only if decoder positions continue after them
+    # [B,S,K,H]: this layer's keys and values of the encoder's output, to which merged self-attention attends
+    # besides its own
+    encoder_kv: KeyValue | None = None
     cross_mask: AnyMask = None  # bool [B,1,T,S]
-    # [B,T|1,D]: the encoder's last state, the initial state of a recurrent decoder without cross-attention
+    # [B,T|1,D]: the encoder's last state, from which a recurrent decoder without cross-attention starts
     encoder_state: Array | None = None
-    # in a layer that makes rows shorter (a funnel's): pools [B,T,D] after attention to [B,R,D]
+    # in a layer that makes rows shorter (a funnel's): pools attention's output [B,T,D] to [B,R,D]
     pool: Callable[[Array], Array] | None = None
-    pooled: "AttentionInputs | None" = None  # of the layers after it
+    pooled: "AttentionInputs | None" = None  # inputs of the layers after the pooling layer
     cache_index: Array | None = None  # int32 [B]: index in the cache at which to write; None: no cache
 
     @property
@@ -108,13 +113,13 @@ class AttentionInputs(NamedTuple):
             return self.positions
         return RotaryPositions(self.positions, self.frequencies)
 
-    def by_layer(self, num_layers: int) -> tuple[LayerInputs, ...]:
+    def inputs_per_layer(self, num_layers: int) -> tuple[LayerInputs, ...]:
         """Return the inputs of each of ``num_layers`` layers that may differ between them."""
-        return self.layers or (LayerInputs(self.mask, self.frequencies),) * num_layers
+        return self.layer_inputs or (LayerInputs(self.mask, self.frequencies),) * num_layers
 
-    def of_layer(self, layer: LayerInputs) -> "AttentionInputs":
+    def with_layer_inputs(self, layer_inputs: LayerInputs) -> "AttentionInputs":
         """Return the inputs of one layer."""
-        return self._replace(mask=layer.mask, frequencies=layer.frequencies)
+        return self._replace(mask=layer_inputs.mask, frequencies=layer_inputs.frequencies)
 
 
 def make_attention_inputs(
@@ -125,6 +130,9 @@ def make_attention_inputs(
     cache_length: int | None = None,
 ) -> AttentionInputs:
     """Return the inputs of the stack ``side``, "encoder" or "decoder", for whole rows [B,T].
+
+    ``relative`` is the module of relative positions that the stack's layers share: a table of biases,
+    embeddings of relative positions, or their sinusoids.
 
     Keys are those of the same rows or, with ``cache_length``, those of a cache of so many positions to which
     the rows are written. With a cache a decoder is causal even if ``model.attention.mask`` is "none", since
@@ -141,26 +149,27 @@ def make_attention_inputs(
     segments, positions = stack_side.segment_ids, positions_of(stack_side)
     has_positions = stack_side.positions is not None
 
-    ids: dict[str, Array | None] = {"segment": segments}
+    mask_ids: dict[str, Array | None] = {"segment": segments}
     if config.architecture == "prefix-decoder":
         if stack_side.causal_attention is None:
             raise SettingError("a prefix decoder needs the causal_attention of its side: 1 in the prefix")
-        ids["prefix"] = stack_side.causal_attention > 0
-    global_mask = _make_mask(MaskSpec(causal), ids, key_length)
+        mask_ids["prefix"] = stack_side.causal_attention > 0
+    global_mask = _make_mask(MaskSpec(causal), mask_ids, key_length)
     # Only encoders take global positions from the batch: a decoder's cache does not hold them.
     batch_globals = None if is_decoder else stack_side.global_attention
     global_tokens = _global_tokens(config, positions, batch_globals)
     windows = config.windows(side)
+    window_ids: dict[str, Array | None] = {}
     if config.has_window(side):
         # Unless the batch has positions, a window compares indices in the row, whose differences within a
         # segment are the same. Indices need no ids, and let a kernel skip tiles.
         sparsity = config.sparsity
         by_index = not has_positions and sparsity.block == 1 and not sparsity.random_blocks
-        ids["position"] = None if by_index else positions // sparsity.block
-        ids["global"] = global_tokens
+        window_ids["position"] = None if by_index else positions // sparsity.block
+        window_ids["global"] = global_tokens
 
     def window_mask(window: int | None) -> AttentionMask | None:
-        return _make_mask(_mask_spec(config, causal, window, length), ids, key_length)
+        return _make_mask(_mask_spec(config, causal, window, length), mask_ids | window_ids, key_length)
 
     options = AttentionOptions(logit_cap=config.attention.logit_cap)
     mask = window_mask(widest_window(windows))
@@ -185,7 +194,7 @@ def make_attention_inputs(
     )
     inputs = _with_layers(inputs, config, windows, lambda window: prepare_mask(window_mask(window)))
     if config.positions.relative_types:
-        inputs = inputs._replace(types=stack_side.token_types)
+        inputs = inputs._replace(token_types=stack_side.token_types)
     if relative is not None and not isinstance(relative, RelativePositionBias):
         return inputs._replace(relative_embeddings=relative(length, key_length))
     return _with_biases(inputs, config, relative, bidirectional, prepare_bias)
@@ -209,15 +218,20 @@ def make_two_stream_inputs(
 
 def make_decode_inputs(
     config: ModelConfig,
-    cached: Int32[Array | np.ndarray, " B"],
+    cached_lengths: Int32[Array | np.ndarray, " B"],
     cache_length: int,
     relative: SharedRelative | None,
     count: int = 1,
 ) -> AttentionInputs:
-    """Return the inputs for the next ``count`` tokens of rows whose first ``cached`` int32 [B] are cached."""
-    assert relative is None or isinstance(relative, RelativePositionBias), "settings refuse others here"
+    """Return the inputs for the next ``count`` tokens of rows.
+
+    ``cached_lengths`` int32 [B] is how many tokens of each row the cache of ``cache_length`` positions holds.
+    """
+    assert relative is None or isinstance(relative, RelativePositionBias), (
+        "the settings allow no other relative positions in decoding"
+    )
     key_position = jnp.arange(cache_length)[None, :]
-    position = jnp.asarray(cached)[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
+    position = jnp.asarray(cached_lengths)[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :]
     relative_position = key_position[:, None, :] - position[:, :, None]
     query_ids, key_ids = _window_ids(config, position), _window_ids(config, key_position)
 
@@ -271,41 +285,47 @@ def continue_positions(
     encoder: Side,
     segments: Int[Array | np.ndarray, "B _"] | None,
 ) -> tuple[AttentionInputs, Int32[Array, "#B _"]]:
-    """Return the inputs of a decoder whose positions go on after the encoder's, and the step [B|1,T|1].
+    """Return the inputs of a decoder whose positions go on after the encoder's, and the offset [B|1,T|1].
 
-    A token's position grows by the step, the encoder's length in its segment (RedLLM, Zhang et al. 2025).
-    Segments are as in ``make_cross_mask``. Self-attention by rotary positions does not depend on it.
+    Each position is shifted by an offset: the length of the encoder's text in the same segment (RedLLM, Zhang
+    et al. 2025). Segments are as in ``make_cross_mask``. Self-attention with rotary positions does not depend
+    on the offset.
     """
     encoder_positions, encoder_segments = positions_of(encoder), encoder.segment_ids
     if encoder_segments is None:
-        step = encoder_positions.max(-1, keepdims=True) + 1
+        offset = encoder_positions.max(-1, keepdims=True) + 1
     else:
-        step = segment_lengths(*_segments_of_both(segments, encoder_segments), encoder_positions)
-    positions = inputs.positions + step
-    return inputs._replace(positions=positions, encoder_positions=encoder_positions), step
+        offset = segment_lengths(*_segments_of_both(segments, encoder_segments), encoder_positions)
+    positions = inputs.positions + offset
+    return inputs._replace(positions=positions, encoder_positions=encoder_positions), offset
 
 
 def merge_masks(
     inputs: AttentionInputs, length: int, key_length: int, encoded_length: int
 ) -> AttentionInputs:
-    """Return the inputs of merged attention: its mask is of the own keys [S] and then of the encoder's.
+    """Return the inputs of merged attention: its mask covers the decoder's own keys, then the encoder's.
 
     ``length`` queries attend to ``key_length`` keys of their own, those of their row or of the cache, and to
     ``encoded_length`` of the encoder.
     """
 
+    def expanded(mask: Array | None, rows: int, keys: int) -> Array:
+        """Return the mask as bool [rows,1,T,keys]."""
+        if mask is None:
+            mask = jnp.ones((1, 1, 1, 1), bool)
+        # a row's beams, which are adjacent, share the encoder's mask
+        mask = jnp.repeat(mask, rows // len(mask), axis=0)
+        return jnp.broadcast_to(mask, (rows, 1, length, keys))
+
     def merged(mask: AnyMask) -> Array:
         own = materialize_mask(mask, length, key_length)
         cross = materialize_mask(inputs.cross_mask, length, encoded_length)
-        parts = [jnp.ones((1, 1, 1, 1), bool) if part is None else part for part in (own, cross)]
-        rows = max(len(part) for part in parts)
-        # a row's beams, which are adjacent, share the encoder's mask
-        parts = [jnp.repeat(part, rows // len(part), axis=0) for part in parts]
-        shapes = [(rows, 1, length, size) for size in (key_length, encoded_length)]
-        return jnp.concatenate([jnp.broadcast_to(*each) for each in zip(parts, shapes, strict=True)], -1)
+        rows = max(1 if each is None else len(each) for each in (own, cross))
+        both = expanded(own, rows, key_length), expanded(cross, rows, encoded_length)
+        return jnp.concatenate(both, axis=-1)
 
-    layers = tuple(layer._replace(mask=merged(layer.mask)) for layer in inputs.layers)
-    return inputs._replace(mask=merged(inputs.mask), layers=layers)
+    layer_inputs = tuple(each._replace(mask=merged(each.mask)) for each in inputs.layer_inputs)
+    return inputs._replace(mask=merged(inputs.mask), layer_inputs=layer_inputs)
 
 
 def last_encoder_states(
@@ -328,7 +348,10 @@ def last_encoder_states(
 
 
 def positions_of(side: Side) -> Int32[Array, "#B T"]:
-    """Return the positions of a side's tokens, int32 [B|1,T]: its own or those in their segments."""
+    """Return the positions of a side's tokens, int32 [B|1,T].
+
+    They are the given ones, or else counted from the start of each segment.
+    """
     if side.positions is not None:
         return jnp.asarray(side.positions)
     return positions_in_segments(side.tokens.shape[1], side.segment_ids)
@@ -392,15 +415,15 @@ def _with_layers(
     own_frequencies = None
     if rotary.for_window_layers() != rotary and config.positions.kind == "rotary":
         own_frequencies, _ = rotary.for_window_layers().frequencies(width)
-    by_window = {
-        window: LayerInputs(window_mask(window), None if window is None else own_frequencies)
-        for window in windows
-    }
-    if len(by_window) > 1:
-        return inputs.of_layer(by_window[widest_window(windows)])._replace(
-            layers=tuple(by_window[window] for window in windows)
-        )
-    return inputs.of_layer(by_window[windows[0]])
+
+    def inputs_of(window: int | None) -> LayerInputs:
+        return LayerInputs(window_mask(window), None if window is None else own_frequencies)
+
+    by_window = {window: inputs_of(window) for window in windows}
+    if len(by_window) == 1:
+        return inputs.with_layer_inputs(by_window[windows[0]])
+    inputs = inputs.with_layer_inputs(by_window[widest_window(windows)])
+    return inputs._replace(layer_inputs=tuple(by_window[window] for window in windows))
 
 
 def _with_biases(
@@ -412,8 +435,8 @@ def _with_biases(
 ) -> AttentionInputs:
     """Return the inputs with the stack's position bias and ``layer_bias``."""
 
-    def learned_bias(table: RelativePositionBias) -> AnyBias:
-        return prepare(table(bidirectional))
+    def learned_bias(bias_module: RelativePositionBias) -> AnyBias:
+        return prepare(bias_module(bidirectional))
 
     bias = None if relative is None else learned_bias(relative)
     if config.positions.kind == "alibi":
@@ -422,17 +445,17 @@ def _with_biases(
 
 
 def _relative_buckets(
-    config: ModelConfig, relative_position: Callable[[], Array], bidirectional: bool
+    config: ModelConfig, make_relative_positions: Callable[[], Array], bidirectional: bool
 ) -> Array | None:
     """Return the bucket of each relative position [B|1,T,S]; None if no vectors belong to them.
 
-    The positions are asked for only where they are needed, since they are as large as the scores.
+    Relative positions are made only where they are needed, since they are as large as the attention logits.
     """
     positions = config.positions
     if positions.kind != "relative-keys":
         return None
     return relative_position_bucket(
-        relative_position(),
+        make_relative_positions(),
         bidirectional=bidirectional,
         num_buckets=positions.relative_buckets,
         max_distance=positions.relative_max_distance,
@@ -453,7 +476,7 @@ def _global_tokens(config: ModelConfig, positions: Array, global_attention: Arra
 
 
 def _window_ids(config: ModelConfig, positions: Array) -> PositionIds:
-    """Return the ids of positions that a window and its global positions compare while decoding."""
+    """Return the ids that a window mask compares during decoding: positions and global flags."""
     if not config.has_window("decoder"):
         return {}
     ids = {"position": positions // config.sparsity.block}

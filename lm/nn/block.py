@@ -208,7 +208,7 @@ class Block(Module):
         return self._sublayer_input(x, x, self.attention_norm)
 
     @property
-    def encoder_attention(self) -> Any:
+    def attention_to_encoder(self) -> Any:
         """Return the attention that makes keys and values of the encoder's output: cross or, merged, self."""
         return self.attention if self.config.has_merged_attention else self.cross
 
@@ -223,7 +223,7 @@ class Block(Module):
     def cross_flops(self, queries: int, keys: int) -> int:
         """Return the FLOPs of ``queries`` tokens of a decoder that read ``keys`` of the encoder, forward."""
         if self.config.has_merged_attention:
-            return self.encoder_attention.merged_flops(queries, keys)
+            return self.attention_to_encoder.merged_flops(queries, keys)
         return 0 if self.cross is None else self.cross.cross_flops(queries, keys)
 
     def gate_flops(self, length: int) -> int:
@@ -234,7 +234,7 @@ class Block(Module):
 
     def cross_cache_bytes(self, length: int) -> int:
         """Return the bytes of keys and values of ``length`` tokens of the encoder."""
-        attention = self.encoder_attention
+        attention = self.attention_to_encoder
         return 0 if attention is None else attention.cache_bytes(length)
 
     def _mixture_of_experts(
@@ -249,7 +249,7 @@ class Block(Module):
         """Return keys and values [B,S,K,H] of the encoder's output: ``encoder_kv`` if there is one."""
         if encoder_kv is not None:
             return encoder_kv.key_value()
-        return self.encoder_attention.key_value(inputs.encoded, inputs.encoder_positions)
+        return self.attention_to_encoder.key_value(inputs.encoded, inputs.encoder_positions)
 
     def _own_inputs(
         self, inputs: AttentionInputs, encoder_kv: LayerCache | None, rows: int

@@ -251,7 +251,7 @@ class EvolvedBlock(Block):
         return super().attention_weights(x, inputs, kv)
 
     @property
-    def encoder_attention(self) -> Any:
+    def attention_to_encoder(self) -> Any:
         """Return the cross-attentions that make keys and values of the encoder's output."""
         return BothCrossAttentions(self.first_cross, self.cross)
 

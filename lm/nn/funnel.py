@@ -92,32 +92,32 @@ class FunnelStack(Stack):
             "hidden states and attention weights have no common shape: look at a model with 1"
         )
 
-    def _run(self, step: Callable, x: Any, layers: Any, inputs: AttentionInputs) -> tuple[Any, Any]:
-        """Apply ``step`` block by block, as ``Stack._run`` does; layers are never scanned."""
+    def _run(self, run_block: Callable, x: Any, layer_args: Any, inputs: AttentionInputs) -> tuple[Any, Any]:
+        """Apply ``run_block`` to block after block, as ``Stack._run`` does; layers are never scanned."""
         config, results = self.config, []
         pooling = config.funnel.pooling_layers(self.num_layers)
-        by_layer = split_layers(layers, self.num_layers)
-        for number, (block, layer) in enumerate(zip(self._blocks_by_layer(), by_layer, strict=True)):
+        args_per_layer = split_layers(layer_args, self.num_layers)
+        for number, (block, args) in enumerate(zip(self._blocks_by_layer(), args_per_layer, strict=True)):
             after = inputs
             if number in pooling:
                 after = inputs.pooled
                 pool = partial(mean_pool, segments=inputs.segments, size=config.funnel.size)
                 inputs = inputs._replace(pool=pool)
 
-            def one_layer(block, x, layer, inputs=inputs):
-                return step(block, x, layer, inputs)
+            def one_layer(block, x, args, inputs=inputs):
+                return run_block(block, x, args, inputs)
 
             if config.compile.remat != "none":
                 one_layer = jax.checkpoint(one_layer, policy=remat_policy(config.compile))
-            x, result = one_layer(block, x, _cut_masks(layer, x.shape[1]))
+            x, result = one_layer(block, x, _cut_masks(args, x.shape[1]))
             results.append(result)
             inputs = after
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
 
-def _cut_masks(layer: tuple, length: int) -> tuple:
+def _cut_masks(args: tuple, length: int) -> tuple:
     """Return a layer's (dropout masks, ...) with the mask of attention weights for ``length`` keys."""
-    masks, *others = layer
+    masks, *others = args
     if "attention" in masks:
         masks = masks | {"attention": masks["attention"][..., :length]}
     return masks, *others

@@ -29,8 +29,8 @@ from lm.nn.universal import StepEmbedding, make_halting
 from lm.ops.positions import sinusoids
 from lm.sharding import constrain
 
-# The modules of a block by model.shared_parts; "all" shares whole blocks.
-PARTS = {
+# The modules of a block that layers share, by model.shared_parts; "all" shares whole blocks.
+SHARED_MODULE_GROUPS = {
     "attention": (
         *("attention_norm", "attention", "attention_scale", "attention_output_norm", "relative"),
         *("cross_norm", "cross", "cross_scale", "cross_output_norm"),
@@ -38,16 +38,16 @@ PARTS = {
     "mlp": ("mlp_norm", "mlp", "experts", "mlp_scale", "mlp_output_norm", "adapter"),
 }
 
-# What takes the place of a module of a block in layers that lack it.
-ABSENT: dict[str, Callable[[], Any]] = {
+# Make what takes the place of a module of a block in layers that lack it.
+PLACEHOLDERS: dict[str, Callable[[], Any]] = {
     "attention_norm": Identity,
     "mlp": lambda: None,
     "experts": lambda: None,
     "memory": lambda: None,
     "convolution": lambda: None,
 }
-# Modules of a block that one layer alone has, and so are not made for all.
-OF_ONE_LAYER = {"memory": ProductKeyMemory, "convolution": InputConvolution}
+# Modules that only one layer has, so they are not created for every layer.
+SINGLE_LAYER_MODULES = {"memory": ProductKeyMemory, "convolution": InputConvolution}
 
 
 BLOCKS = {"transformer": Block, "evolved": EvolvedBlock}  # by model.block
@@ -59,7 +59,7 @@ class StackOutput(NamedTuple):
     x: Float[Array, "B T D"]
     carry: Carry | None  # of the mixers of all layers
     router: RouterStatistics | None  # sums over layers; None in a model without experts, and in decoding
-    # of each block, [layers,B,T,D]; None but in an encoder that transparent attention reads
+    # the input of each block, [layers,B,T,D]; only set in an encoder read by transparent attention
     block_inputs: Float[Array, "layers B T D"] | None = None
 
 
@@ -81,7 +81,7 @@ class Stack(Module):
         self.config = config
         self.num_layers = num_layers
         self.returns_block_inputs = config.has_transparent_attention and not has_cross_attention
-        width = config.sum_width
+        width = config.sum_width  # in which embeddings of tokens, positions and types are added
         std = embedding_std(config.output.logits, config.mup.base or width)
 
         def table(rows: int, axis: str) -> Embed:
@@ -103,18 +103,21 @@ class Stack(Module):
         # vmap initialises each block with its own key and stacks their parameters.
         self.blocks: Any = add_layers_axis(jax.vmap(block)(keys))
         if shares_layers and not shares_blocks:
-            share_part(self.blocks, PARTS[config.shared_parts])
+            share_modules(self.blocks, SHARED_MODULE_GROUPS[config.shared_parts])
         if shares_blocks and config.universal.embedding != "none":  # what tells the steps apart
             keys = jax.random.split(rngs.params(), num_layers)
             embeddings = jax.vmap(lambda key: StepEmbedding(config, nnx.Rngs(params=key)))(keys)
             self.blocks.step_embedding = add_layers_axis(embeddings)
         self.halting = make_halting(config, rngs)
         self.has_product_key_memory = config.has_product_key_memory(has_cross_attention)
-        for name, layers in self._layers_by_part.items():
-            if name in OF_ONE_LAYER:
-                setattr(self.blocks, name, make_in_one_layer(OF_ONE_LAYER[name], config, rngs.params()))
+        for name, layers in self._layers_by_module.items():
+            if name in SINGLE_LAYER_MODULES:
+                module = make_in_one_layer(SINGLE_LAYER_MODULES[name], config, rngs.params())
+                setattr(self.blocks, name, module)
             else:
                 keep_in_layers(self.blocks, name, layers)
+        # The direction only matters for initialisation, to a bias that starts as ALiBi's slopes: each call
+        # passes the direction in which it reads the bias.
         bidirectional = config.is_bidirectional(has_cross_attention)
         self.relative = make_shared_relative(config, rngs, bidirectional)
         # Post-norm blocks end with a norm already.
@@ -124,7 +127,7 @@ class Stack(Module):
     def __call__(
         self,
         x: Float[Array, "B T d_embed"],
-        types: Int[Array | np.ndarray, "B T"] | None,
+        token_types: Int[Array | np.ndarray, "B T"] | None,
         inputs: AttentionInputs,
         key: Array | None = None,
         carry: Carry | None = None,
@@ -137,15 +140,16 @@ class Stack(Module):
         """
         stack_masks, block_masks = self._draw_dropout_masks(x, inputs, key)
 
-        def step(block, state, layer, inputs):
+        def run_block(block, state, args, inputs):
             x = self.halting.input(state)
-            y, carry, router = block(x, inputs, *layer)
-            state = self.halting.step(state, block.step_embedding(x, inputs.positions), y)
+            y, carry, router = block(x, inputs, *args)
+            halting_input = block.step_embedding(x, inputs.positions)
+            state = self.halting.step(state, halting_input, y)
             return state, (carry, router, x if self.returns_block_inputs else None)
 
-        state = self.halting.start(self._first_block_input(x, types, inputs, stack_masks.get("in")))
-        layers = block_masks, carry, encoder_kv
-        state, (carry, router, block_inputs) = self._run(step, state, layers, inputs)
+        state = self.halting.start(self._first_block_input(x, token_types, inputs, stack_masks.get("in")))
+        layer_args = block_masks, carry, encoder_kv
+        state, (carry, router, block_inputs) = self._run(run_block, state, layer_args, inputs)
         x = self.halting.end(state)
         router = jax.tree.map(lambda by_layer: by_layer.sum(0), router)
         x = dropout(self.norm(x), stack_masks.get("out"), self.config.dropout)
@@ -156,15 +160,15 @@ class Stack(Module):
     ) -> LayerCache:
         """Return keys and values [layers,B,K,S,H] of the encoder's output, for all blocks.
 
-        The output is [B,S,D], or [layers,B,S,D] if each block reads another. ``positions`` [B|1,S] are those
-        of cross-attention; None: it has none.
+        The output is [B,S,D], or [layers,B,S,D] if each block reads a different one. ``positions`` [B|1,S]
+        are the keys' positions in cross-attention; None if it uses none.
         """
 
         def cross_key_value(attention, encoded):
             return LayerCache.from_key_value(attention.key_value(encoded, positions))
 
         by_block = jax.vmap(cross_key_value, in_axes=(0, 0 if encoded.ndim == 4 else None))
-        kv = by_block(self.blocks.encoder_attention, encoded)
+        kv = by_block(self.blocks.attention_to_encoder, encoded)
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.num_layers, *x.shape[1:])), kv)
 
     def init_carry(self, rows: int, length: int) -> Carry:
@@ -175,7 +179,7 @@ class Stack(Module):
     def hidden_states(
         self,
         x: Float[Array, "B T d_embed"],
-        types: Int[Array | np.ndarray, "B T"] | None,
+        token_types: Int[Array | np.ndarray, "B T"] | None,
         inputs: AttentionInputs,
         encoder_kv: LayerCache | None = None,
     ) -> Float[Array, "{self.num_layers}+1 B T D"]:
@@ -184,13 +188,14 @@ class Stack(Module):
         This is the last block's output or, with adaptive halting, the mix of all steps'.
         """
 
-        def step(block, state, encoder_kv, inputs):
+        def run_block(block, state, encoder_kv, inputs):
             x = self.halting.input(state)
             y = block(x, inputs, {}, None, encoder_kv).x
-            return self.halting.step(state, block.step_embedding(x, inputs.positions), y), x
+            halting_input = block.step_embedding(x, inputs.positions)
+            return self.halting.step(state, halting_input, y), x
 
-        state = self.halting.start(self._first_block_input(x, types, inputs, None))
-        state, block_inputs = self._run(step, state, encoder_kv, inputs)
+        state = self.halting.start(self._first_block_input(x, token_types, inputs, None))
+        state, block_inputs = self._run(run_block, state, encoder_kv, inputs)
         return jnp.concatenate([block_inputs, self.halting.end(state)[None]])
 
     def attention_weights(
@@ -204,21 +209,21 @@ class Stack(Module):
         Either is None if the stack lacks that attention.
         """
 
-        def step(block, _, layer, inputs):
-            x, encoder_kv = layer
+        def run_block(block, _, args, inputs):
+            x, encoder_kv = args
             return None, block.attention_weights(x, inputs, encoder_kv)
 
-        return self._run(step, None, (hidden[:-1], encoder_kv), inputs)[1]
+        return self._run(run_block, None, (hidden[:-1], encoder_kv), inputs)[1]
 
     def mixer_inputs(
         self, hidden: Float[Array, "_ B T D"], inputs: AttentionInputs
     ) -> Float[Array, "layers B T D"]:
         """Return the input of each block's mixer, [layers,B,T,D], given ``hidden_states``."""
 
-        def step(block, _, x, inputs):
+        def run_block(block, _, x, inputs):
             return None, block.mixer_input(x, inputs)
 
-        return self._run(step, None, hidden[:-1], inputs)[1]
+        return self._run(run_block, None, hidden[:-1], inputs)[1]
 
     def unstack(self) -> "Stack":
         """Return the same stack with a list of blocks in place of stacked parameters.
@@ -230,91 +235,98 @@ class Stack(Module):
         stack.blocks = nnx.List(self._blocks_by_layer())
         return stack
 
-    def _run(self, step: Callable, x: Any, layers: Any, inputs: AttentionInputs) -> tuple[Any, Any]:
-        """Apply ``step`` block by block; return the last x and the stacked results of all steps.
+    def _run(self, run_block: Callable, x: Any, layer_args: Any, inputs: AttentionInputs) -> tuple[Any, Any]:
+        """Apply ``run_block`` to block after block; return the last x and the stacked results of all blocks.
 
-        ``layers`` is a tree of inputs by layer, with leaves [layers,...]. ``step(block, x, layer, inputs)``
-        gets its slice for one layer, and returns the next x and a result. In an unstacked stack, inputs and
-        results are tuples by layer instead.
+        ``layer_args`` is a tree of further arguments, with leaves [layers,...]. ``run_block(block, x, args,
+        inputs)`` receives the slice of ``layer_args`` for one layer, and returns the next x and a result. In
+        an unstacked stack, arguments and results are tuples by layer instead.
         """
         config = self.config
         if isinstance(self.blocks, nnx.List):
-            return self._run_unstacked(step, x, layers, inputs)
-        is_scanned = config.compile.layers == "scan" and not inputs.layers and not self._layers_by_part
+            return self._run_unstacked(run_block, x, layer_args, inputs)
+        is_uniform = not inputs.layer_inputs and not self._layers_by_module
+        is_scanned = config.compile.layers == "scan" and is_uniform
 
-        def one_layer(block, x, layer, layer_inputs):
-            return step(block, x, layer, inputs.of_layer(layer_inputs))
+        def one_layer(block, x, args, layer_inputs):
+            return run_block(block, x, args, inputs.with_layer_inputs(layer_inputs))
 
         if config.compile.remat != "none":
             # Without a scan, XLA would merge the recomputation with the original unless CSE is prevented.
             policy = remat_policy(config.compile)
             one_layer = jax.checkpoint(one_layer, policy=policy, prevent_cse=not is_scanned)
         if not is_scanned:
-            return self._run_unrolled(one_layer, x, layers, inputs)
-        shared_inputs = inputs.by_layer(1)[0]
+            return self._run_unrolled(one_layer, x, layer_args, inputs)
+        shared_inputs = inputs.inputs_per_layer(1)[0]
         parameters, treedef = jax.tree.flatten(self.blocks)
-        is_shared = [len(array) < self.num_layers for array in parameters]
 
-        def scanned_layer(x, slices_and_layer):
-            slices, layer = slices_and_layer
+        def scanned_layer(x, slices_and_args):
+            slices, args = slices_and_args
             leaves = [
-                array[0] if shared else part
-                for array, shared, part in zip(parameters, is_shared, slices, strict=True)
+                array[0] if layer_slice is None else layer_slice
+                for array, layer_slice in zip(parameters, slices, strict=True)
             ]
-            return one_layer(jax.tree.unflatten(treedef, leaves), x, layer, shared_inputs)
+            return one_layer(jax.tree.unflatten(treedef, leaves), x, args, shared_inputs)
 
-        # Shared parameters are no input of the scan: None, which has no arrays, takes their place.
-        scanned = [None if shared else array for array, shared in zip(parameters, is_shared, strict=True)]
-        return jax.lax.scan(scanned_layer, x, (scanned, layers), length=self.num_layers)
+        # Shared parameters are not scanned over; None, an empty pytree, takes their place.
+        scanned = [None if len(array) < self.num_layers else array for array in parameters]
+        return jax.lax.scan(scanned_layer, x, (scanned, layer_args), length=self.num_layers)
 
     def _run_unrolled(
-        self, one_layer: Callable, x: Any, layers: Any, inputs: AttentionInputs
+        self, one_layer: Callable, x: Any, layer_args: Any, inputs: AttentionInputs
     ) -> tuple[Any, Any]:
-        """Run the layers without a scan, as layers that differ need; faster for few layers."""
-        blocks, by_layer, results = self._blocks_by_layer(), inputs.by_layer(self.num_layers), []
-        for block, layer, layer_inputs in zip(
-            blocks, split_layers(layers, self.num_layers), by_layer, strict=True
-        ):
-            x, result = one_layer(block, x, layer, layer_inputs)
+        """Run the layers in a Python loop: needed if layers differ, and faster if there are few."""
+        layers = zip(
+            self._blocks_by_layer(),
+            split_layers(layer_args, self.num_layers),
+            inputs.inputs_per_layer(self.num_layers),
+            strict=True,
+        )
+        results = []
+        for block, args, layer_inputs in layers:
+            x, result = one_layer(block, x, args, layer_inputs)
             results.append(result)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
     def _run_unstacked(
-        self, step: Callable, x: Any, layers: Any, inputs: AttentionInputs
+        self, run_block: Callable, x: Any, layer_args: Any, inputs: AttentionInputs
     ) -> tuple[Any, tuple[tuple, None, None]]:
-        """Run an unstacked stack, in decoding: ``layers`` is ({}, carries, encoder_kv or None), by layer."""
-        dropout_masks, carries, encoder_kvs = layers
-        by_layer = inputs.by_layer(self.num_layers)
+        """Run an unstacked stack, in decoding.
+
+        ``layer_args`` is ({}, carries, encoder_kv or None), the last two by layer.
+        """
+        dropout_masks, carries, encoder_kvs = layer_args
+        inputs_per_layer = inputs.inputs_per_layer(self.num_layers)
         new_carries = []
         for index, block in enumerate(self.blocks):
             kv = None if encoder_kvs is None else encoder_kvs[index]
-            layer = dropout_masks, carries[index], kv
-            x, (carry, *_) = step(block, x, layer, inputs.of_layer(by_layer[index]))
+            args = dropout_masks, carries[index], kv
+            x, (carry, *_) = run_block(block, x, args, inputs.with_layer_inputs(inputs_per_layer[index]))
             new_carries.append(carry)
         return x, (tuple(new_carries), None, None)
 
     @property
-    def _layers_by_part(self) -> dict[str, tuple[int, ...]]:
-        return layers_by_part(self.config, self.num_layers, self.has_product_key_memory)
+    def _layers_by_module(self) -> dict[str, tuple[int, ...]]:
+        return layers_by_module(self.config, self.num_layers, self.has_product_key_memory)
 
     def _blocks_by_layer(self) -> list[Block]:
         """Return the block of each layer, without the leading axis; shared parameters are the same arrays."""
-        if not self._layers_by_part:
+        if not self._layers_by_module:
             return split_layers(self.blocks, self.num_layers)
-        without = jax.tree.map(lambda leaf: leaf, self.blocks)  # a copy
-        for name in self._layers_by_part:
-            setattr(without, name, ABSENT[name]())
-        blocks = split_layers(without, self.num_layers)
-        for name, layers in self._layers_by_part.items():
-            parts = split_layers(getattr(self.blocks, name), len(layers))
-            for layer, part in zip(layers, parts, strict=True):
-                setattr(blocks[layer], name, part)
+        with_placeholders = jax.tree.map(lambda leaf: leaf, self.blocks)  # a copy
+        for name in self._layers_by_module:
+            setattr(with_placeholders, name, PLACEHOLDERS[name]())
+        blocks = split_layers(with_placeholders, self.num_layers)
+        for name, layers in self._layers_by_module.items():
+            modules = split_layers(getattr(self.blocks, name), len(layers))
+            for layer, module in zip(layers, modules, strict=True):
+                setattr(blocks[layer], name, module)
         return blocks
 
     def _first_block_input(
         self,
         x: Array,
-        types: Array | np.ndarray | None,
+        token_types: Array | np.ndarray | None,
         inputs: AttentionInputs,
         dropout_mask: Array | None,
     ) -> Array:
@@ -332,7 +344,8 @@ class Stack(Module):
         if config.embedding.projected == "tokens":
             x = self.projection(x)
         if self.positions is not None:
-            # A negative position stays negative, for which Embed gives NaN: the offset could make it valid.
+            # Keep negative positions negative, so that Embed returns NaN: adding the offset could make them
+            # valid rows.
             rows = jnp.where(inputs.positions < 0, -1, inputs.positions + config.positions.offset)
             x = x + self.positions(rows)
         if config.positions.kind == "sinusoidal":
@@ -340,7 +353,9 @@ class Stack(Module):
                 x.dtype
             )
         if self.types is not None:
-            x = x + self.types(jnp.zeros(x.shape[:2], jnp.int32) if types is None else types)
+            if token_types is None:
+                token_types = jnp.zeros(x.shape[:2], jnp.int32)
+            x = x + self.types(token_types)
         x = dropout(self.embed_norm(x), dropout_mask, config.dropout)
         if config.embedding.projected == "sum":
             x = self.projection(x)
@@ -356,7 +371,7 @@ class Stack(Module):
         config = self.config
         router_keys = {}
         if key is not None and config.experts.count:
-            # One draw apart, so that the masks are those of a model without experts.
+            # Drawn from a separate key, so that the dropout masks equal those of a model without experts.
             router_keys = {"router": jax.random.split(jax.random.fold_in(key, 1), self.num_layers)}
         if key is None or config.dropout == 0:
             return {}, router_keys
@@ -368,31 +383,33 @@ class Stack(Module):
         if config.residual != "post-norm":  # a post-norm block already ends with dropout and a norm
             shapes["out"] = (1, config.d_model)
         masks = draw_dropout_masks(key, config.dropout, rows, shapes)
-        return masks, {name: masks.pop(name).swapaxes(0, 1) for name in by_block} | router_keys
+        stack_masks = {name: mask for name, mask in masks.items() if name not in by_block}
+        block_masks = {name: masks[name].swapaxes(0, 1) for name in by_block}
+        return stack_masks, block_masks | router_keys
 
 
-def layers_by_part(
+def layers_by_module(
     config: ModelConfig, num_layers: int, has_product_key_memory: bool
 ) -> dict[str, tuple[int, ...]]:
     """Return {module of a block: layers that have it} for modules that some layers of a stack lack."""
     layers = range(num_layers)
-    by_part: dict[str, tuple[int, ...]] = {}
+    by_module: dict[str, tuple[int, ...]] = {}
     if config.norm.kind != "none" and config.norm.first_attention == "none":
-        by_part["attention_norm"] = tuple(layers[1:])
-    with_experts = config.experts.layers(num_layers)
-    if with_experts and config.experts.every > 1:
-        by_part["experts"] = with_experts
-        by_part["mlp"] = tuple(layer for layer in layers if layer not in with_experts)
+        by_module["attention_norm"] = tuple(layers[1:])
+    expert_layers = config.experts.layers(num_layers)
+    if expert_layers and config.experts.every > 1:
+        by_module["experts"] = expert_layers
+        by_module["mlp"] = tuple(layer for layer in layers if layer not in expert_layers)
     if has_product_key_memory:
-        with_memory = num_layers + config.memory.layer
-        by_part["memory"] = (with_memory,)
-        by_part["mlp"] = tuple(layer for layer in layers if layer != with_memory)
+        memory_layer = num_layers + config.memory.layer
+        by_module["memory"] = (memory_layer,)
+        by_module["mlp"] = tuple(layer for layer in layers if layer != memory_layer)
     if config.embedding.convolution:
-        by_part["convolution"] = (0,)
-    return by_part
+        by_module["convolution"] = (0,)
+    return by_module
 
 
-def share_part(blocks: Any, names: tuple[str, ...]) -> None:
+def share_modules(blocks: Any, names: tuple[str, ...]) -> None:
     """Let all layers share these modules of a block: their parameters [layers,...] become [1,...]."""
     for name in names:
         setattr(blocks, name, jax.tree.map(lambda leaf: leaf[:1], getattr(blocks, name)))
@@ -406,15 +423,21 @@ def make_in_one_layer(module: Callable[..., Any], config: ModelConfig, key: Arra
 def keep_in_layers(blocks: Any, name: str, layers: tuple[int, ...]) -> None:
     """Keep a module of a block in these layers alone: its parameters [all layers,...] become fewer."""
     kept = jax.tree.map(lambda leaf: leaf[np.array(layers, int)], getattr(blocks, name))
-    setattr(blocks, name, kept if layers else ABSENT[name]())
+    setattr(blocks, name, kept if layers else PLACEHOLDERS[name]())
 
 
 def split_layers(stacked: Any, count: int) -> list:
     """Return the tree of each of ``count`` layers, given leaves [layers,...], or [1,...] if shared."""
     leaves, treedef = jax.tree.flatten(stacked)
-    # for each leaf, one [1,...] per layer
-    slices = [[leaf] * count if len(leaf) == 1 else jnp.split(leaf, count) for leaf in leaves]
-    return [jax.tree.unflatten(treedef, [leaf[layer][0] for leaf in slices]) for layer in range(count)]
+
+    def slices(leaf: Array) -> list[Array]:
+        """Return [1,...] for each layer."""
+        if len(leaf) == 1:
+            return [leaf] * count
+        return jnp.split(leaf, count)
+
+    leaf_slices = [slices(leaf) for leaf in leaves]
+    return [jax.tree.unflatten(treedef, [each[layer][0] for each in leaf_slices]) for layer in range(count)]
 
 
 def input_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:

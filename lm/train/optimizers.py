@@ -17,7 +17,7 @@ from lm.config.model import ModelConfig
 from lm.config.training import Axes, OptimizerConfig, is_matrix
 from lm.nn.elmo import FORWARD
 from lm.nn.finetune import BODY
-from lm.nn.stack import layers_by_part
+from lm.nn.stack import layers_by_module
 
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Transform: TypeAlias = optax.GradientTransformation
@@ -266,10 +266,11 @@ class GradualUnfreezing:
                 return 1
             if not rest.startswith("blocks."):
                 return depths[module]
-            part, depth = rest.split(".")[1], depths[module]
+            block_module, depth = rest.split(".")[1], depths[module]
             has_memory = model.has_product_key_memory(module == "decoder" and model.has_encoder)
             # What all layers share is unfrozen with the top one.
-            layers = layers_by_part(model, depth, has_memory).get(part, range(depth - shape[0], depth))
+            shared_layers = range(depth - shape[0], depth)
+            layers = layers_by_module(model, depth, has_memory).get(block_module, shared_layers)
             return depth - np.array(layers).reshape(-1, *[1] * (len(shape) - 1))
 
         return {name: jnp.where(unfrozen >= trained_from(name, x.shape), x, 0) for name, x in updates.items()}

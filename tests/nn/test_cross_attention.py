@@ -300,8 +300,8 @@ def test_positions_of_a_segment_go_on_after_the_encoders_of_the_same_segment():
     found, _ = continue_positions(inputs, encoder, decoder.segment_ids)
     np.testing.assert_array_equal(found.positions[0, :4], [2, 3, 3, 4])
     np.testing.assert_array_equal(found.encoder_positions[0, :5], [0, 1, 0, 1, 2])
-    alone, step = continue_positions(inputs, replace(encoder, segment_ids=None), None)
-    assert step.tolist() == [[6]] and alone.encoder_positions[0].tolist() == list(range(6))
+    alone, offset = continue_positions(inputs, replace(encoder, segment_ids=None), None)
+    assert offset.tolist() == [[6]] and alone.encoder_positions[0].tolist() == list(range(6))
 
 
 def test_redllms_cross_attention_is_its_formula():
