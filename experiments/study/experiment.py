@@ -56,7 +56,7 @@ from lm.config.training import (
     TruncatedBPTT,
 )
 from lm.data.tasks.names import task_name
-from lm.objectives.denoising import LONE_DECODER, OBJECTIVES, REPLACED, RESTORED, LossName, Objective
+from lm.objectives.denoising import DECODER_ONLY, OBJECTIVES, REPLACED, RESTORED, LossName, Objective
 from lm.tokenizers.tokenizer import Layout
 
 MOST_PROCESSES = 1_024  # of one kind, on a machine
@@ -355,7 +355,7 @@ class TuningConfig:
     branches: tuple[float, ...] = setting((1.0,), {"pretraining.steps": ABOVE_0})
     # tokens on which the loss of a decoder without an encoder is computed in fine-tuning on mixtures: all of
     # a row, or the targets alone and not the inputs before them
-    loss: LossName = setting("all-tokens", LONE_DECODER | WHEN_TUNED | {"mixtures": GIVEN})
+    loss: LossName = setting("all-tokens", DECODER_ONLY | WHEN_TUNED | {"mixtures": GIVEN})
     # length of the inputs of tasks; longer inputs are truncated [tokens]
     inputs_length: int = setting(512, ON_TASKS)
     # largest size of a task when the tasks of a mixture are sampled; None: no limit [examples]

@@ -168,10 +168,10 @@ class NextTokenRows(MaskedLMRows):
 
     def __call__(self, numbers: np.ndarray) -> Batch:
         side = super().__call__(numbers).side("encoder")
-        ends_examples = self.reader.objective.ends_examples
+        eos_after_each_example = self.reader.objective.eos_after_each_example
         targets, in_row = _shift_left(side.tokens), _shift_left(side.segment_ids)
         is_last = _shift_left(in_row) == 0
-        is_target = (in_row > 0) & (ends_examples | ~is_last)
+        is_target = (in_row > 0) & (eos_after_each_example | ~is_last)
         content = is_target & ~is_last & (targets != self.reader.tokenizer.sep)
         return Batch(
             encoder=replace(

@@ -122,8 +122,8 @@ def lengths_of_denoisers(
         is_split = denoiser.objective.noise == "suffix" and denoiser.objective.inputs == "drop"
         if is_split and architecture not in ENCODER_DECODERS:
             # With EOS a prefix LM's row is inputs, EOS, targets, EOS: a second EOS for a token of text.
-            lengths = lengths._replace(raw=max(lengths.raw - denoiser.objective.ends_examples, 1))
-        if denoiser.objective.corruption.limits_targets and architecture in DECODERS:
+            lengths = lengths._replace(raw=max(lengths.raw - denoiser.objective.eos_after_each_example, 1))
+        if denoiser.objective.corruption.targets_fit_inputs_length and architecture in DECODERS:
             # Where the inputs of a row are longest, its targets are shortest.
             sides = corrupted_lengths(denoiser.objective, np.array([lengths.raw]), np.zeros(1))
             lengths = lengths._replace(targets=int(np.sum(sides)) - lengths.inputs)
@@ -219,7 +219,7 @@ def denoise(
         text = text._replace(tokens=random_tokens(u[:, 0], tokenizer), content=np.zeros_like(text.content))
     tokens, lengths, is_text_token = text
     is_token, order = text.mask, None
-    eos = tokenizer.eos if objective.ends_examples else None
+    eos = tokenizer.eos if objective.eos_after_each_example else None
     if objective.sentences != "in-order":
         if objective.sentences == "permuted":
             order = sentence_permutation(tokens, lengths, u[:, -1], tokenizer)

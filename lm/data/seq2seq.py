@@ -47,7 +47,7 @@ class CorpusExamples(Sequence[Example]):
         if not INPUTS[self.source.reader.objective.inputs].ends_with_eos:
             inputs = f"objective.inputs={self.source.reader.objective.inputs!r}"
             raise SettingError(f"{inputs} suits mixing.pretraining='corpus': examples of tasks end with EOS")
-        if not self.source.reader.objective.ends_examples:
+        if not self.source.reader.objective.eos_after_each_example:
             found = f"objective.eos={self.source.reader.objective.eos!r}"
             why = "where mixing.pretraining reads tasks too: decoding of an answer stops at EOS"
             raise SettingError(f"{found} should be 'each-example' {why}")

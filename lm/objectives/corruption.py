@@ -107,7 +107,7 @@ class Noise(NamedTuple):
     replaces_text: bool = False
     hides_tokens: bool = True
     # a text is cut until neither its inputs nor its targets are longer than the room of inputs
-    limits_targets: bool = False
+    targets_fit_inputs_length: bool = False
     # (lengths [B], uniforms [B,R,L]) -> float32 [B], the weight in the loss of each noise token of a text;
     # with it the loss estimates an upper bound of minus the text's log-probability. ``uniforms[:, 1, 0]``
     # decides how much of a text is noise. None: the weight is 1
@@ -537,7 +537,7 @@ NOISES: dict[str, Noise] = {
     "suffix-share": Noise(
         _suffix_share_mask,
         counts=suffix_share_counts,
-        limits_targets=True,
+        targets_fit_inputs_length=True,
         ignores=("mean_span_length",),
     ),
     "everything": Noise(

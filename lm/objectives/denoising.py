@@ -5,14 +5,21 @@ of the inputs (what replaces noise) and the format of the targets. Here L is the
 p is ``rate``, a span is a run of consecutive noise tokens, and a sentinel is the special token that replaces
 a span.
 
-Sources: Raffel et al. 2020, sections 3.1.4 and 3.3; of encoders Devlin et al. 2019, Joshi et al. 2020
-(SpanBERT), Clark et al. 2020 (ELECTRA) and, for the shares of masked tokens, Wettig et al. 2022; of masked
-diffusion Sahoo et al. 2024 (MDLM) and Nie et al. 2025 (LLaDA), of its any-order form Hoogeboom et al. 2022;
-of permutation language modeling Yang et al. 2019 (XLNet);
-of PMI masking Levine et al. 2021; of text infilling, rotation and permutation Lewis et al. 2020 (BART); of
-mixtures of denoisers Tay et al. 2022 (UL2), Bavarian et al. 2022 (fill-in-the-middle) and Du et al. 2022
-(GLM). This code differs from T5's in two points, so that nothing is cut, and inputs and targets together give
-back the text:
+Sources:
+
+* T5's objectives: Raffel et al. 2020, sections 3.1.4 and 3.3
+* encoders: Devlin et al. 2019 (BERT), Joshi et al. 2020 (SpanBERT), Clark et al. 2020 (ELECTRA); shares of
+  masked tokens: Wettig et al. 2022
+* PMI masking: Levine et al. 2021
+* permutation language modeling: Yang et al. 2019 (XLNet)
+* masked diffusion: Sahoo et al. 2024 (MDLM), Nie et al. 2025 (LLaDA); its any-order form: Hoogeboom et al.
+  2022
+* text infilling, rotation and permutation: Lewis et al. 2020 (BART)
+* mixtures of denoisers: Tay et al. 2022 (UL2), Bavarian et al. 2022 (fill-in-the-middle), Du et al. 2022
+  (GLM)
+
+This code differs from T5's in two points, so that nothing is cut, and inputs and targets together give back
+the text:
 
 * *Too few sentinels.* T5 lets their ids run over into word pieces. Here "spans" draws at most as many spans
   as there are sentinels (fewer and longer ones, with the same number of noise tokens). Noise whose amount is
@@ -37,11 +44,13 @@ RESTORED = ("restored", "restored-at-masks")  # its targets in "all-tokens MLM" 
 # Targets of encoders: predicted at the position where they are hidden.
 IN_PLACE = ("in-place", "permuted", *REPLACED, *RESTORED)
 DEVIATIONS = 4  # standard deviations of room for targets of random length: 1 draw in 30,000 is longer
-WORD_TOKENS = 4  # mean size of the word that a token is in: that of long words; more room than most need
+# Assumed mean size of a token's word [tokens]: chosen for texts with long words, so generous for most.
+WORD_TOKENS = 4
 HIGHEST_RATE = 0.99  # beyond it a text would be more than 100 times as long as its inputs
 LONGEST_MEAN_SPAN = 10_000  # [tokens]
 SHORTEST_INPUTS = 3  # one visible token, one that replaces noise, EOS [tokens]
-SHORTEST_MLM_INPUTS = 7  # [CLS], two [SEP], and a token for each random number that a pair takes [tokens]
+# [CLS], two [SEP] and four tokens, since random numbers are drawn per token and a pair needs four [tokens]
+SHORTEST_MLM_INPUTS = 7
 
 
 def _noises_that_use(field: str) -> Values:
@@ -49,10 +58,14 @@ def _noises_that_use(field: str) -> Values:
     return Values(tuple(name for name, noise in NOISES.items() if field not in noise.ignores))
 
 
-def _of_single(*alternatives: Condition) -> tuple[Condition, ...]:
-    """Return the conditions of a setting of single objectives; denoisers of a mixture have their own."""
-    single: Condition = {"mixture": Values(("",), description="an objective without a mixture")}
-    return tuple(single | each for each in alternatives or ({},))
+def _unless_mixture(*alternatives: Condition) -> tuple[Condition, ...]:
+    """Return the conditions under which a setting is read, restricted to objectives that are not mixtures.
+
+    Each denoiser of a mixture has its own settings. All entries of a condition (a dict) must hold, and one of
+    the alternatives (a tuple); ``|`` merges two conditions.
+    """
+    no_mixture: Condition = {"mixture": Values(("",), description="an objective without a mixture")}
+    return tuple(no_mixture | each for each in alternatives or ({},))
 
 
 # All but a causal LM, which has no inputs and one format of targets: as ``Objective.has_inputs`` says.
@@ -71,7 +84,8 @@ CONCATENATED: tuple[Condition, ...] = tuple(
 )
 
 PairsName = Literal["none", "next-sentence", "next-single-sentence", "sentence-order"]
-NEXT_SENTENCE = ("next-sentence", "next-single-sentence")  # pairs that are changed by another document's text
+# pairs whose negatives take text from another document
+NEXT_SENTENCE = ("next-sentence", "next-single-sentence")
 
 # T5 ends every example, also where the text was cut. Others separate documents and nothing else: a causal
 # model that finds EOS at the same position of every row learns the position, and stops there. With "none"
@@ -79,7 +93,7 @@ NEXT_SENTENCE = ("next-sentence", "next-single-sentence")  # pairs that are chan
 EosPlacement = Literal["each-example", "between-documents", "none"]
 # Which tokens of its row a decoder learns to predict.
 LossName = Literal["all-tokens", "targets"]
-LONE_DECODER: Condition = {"model.architecture": ("decoder", "prefix-decoder")}
+DECODER_ONLY: Condition = {"model.architecture": ("decoder", "prefix-decoder")}
 _HAS_DECODER: Condition = {
     "model.architecture": Values(exclude=("encoder",), description="a model with a decoder"),
 }
@@ -95,44 +109,45 @@ def check_name(field: str, name: str, known: Collection[str]) -> None:
 class Objective:
     """An objective: corruption mask x format of inputs x format of targets; or a mixture of these."""
 
-    noise: NoiseName = setting("iid", _of_single())  # how corrupted tokens are chosen
+    noise: NoiseName = setting("iid", _unless_mixture())  # how corrupted tokens are chosen
     # what replaces corrupted tokens in the inputs
-    inputs: InputsName = setting("sentinels", _of_single({"noise": Values(exclude=HIDES_NOTHING)}))
+    inputs: InputsName = setting("sentinels", _unless_mixture({"noise": Values(exclude=HIDES_NOTHING)}))
     # what the model predicts, and what replaces the tokens that are not corrupted
-    targets: TargetsName = setting("sentinels", _of_single(*WITH_INPUTS))
+    targets: TargetsName = setting("sentinels", _unless_mixture(*WITH_INPUTS))
     # share of tokens that are corrupted (ignored with noise suffix, everything, none, random-text,
     # uniform-rate and uniform-count)
-    rate: float = setting(0.15, _of_single({"noise": _noises_that_use("rate")}))
+    rate: float = setting(0.15, _unless_mixture({"noise": _noises_that_use("rate")}))
     # mean length of corrupted spans [tokens]
-    mean_span_length: float = setting(3.0, _of_single({"noise": _noises_that_use("mean_span_length")}))
+    mean_span_length: float = setting(3.0, _unless_mixture({"noise": _noises_that_use("mean_span_length")}))
     # share of the corrupted tokens that become any token, with masks-or-random and masks-random-or-same
-    random_share: float = setting(0.1, _of_single({"inputs": ("masks-or-random", "masks-random-or-same")}))
+    random_share: float = setting(
+        0.1, _unless_mixture({"inputs": ("masks-or-random", "masks-random-or-same")})
+    )
     # share of the corrupted tokens that stay as they were, with masks-random-or-same
-    same_share: float = setting(0.1, _of_single({"inputs": ("masks-random-or-same",)}))
+    same_share: float = setting(0.1, _unless_mixture({"inputs": ("masks-random-or-same",)}))
     # order of the inputs: that of the text, its sentences permuted, or the text rotated to begin at any
     # token; targets keep the order of the text
-    sentences: Literal["in-order", "permuted", "rotated"] = setting("in-order", _of_single(*WITH_INPUTS))
+    sentences: Literal["in-order", "permuted", "rotated"] = setting("in-order", _unless_mixture(*WITH_INPUTS))
     # classification of two pieces of text by an encoder: none, next sentence, or sentence order; pieces are
     # segments of several sentences, and with next-single-sentence one sentence each
-    pairs: PairsName = setting("none", _of_single({"targets": IN_PLACE}))
+    pairs: PairsName = setting("none", _unless_mixture({"targets": IN_PLACE}))
     # whether a sequence continues across the end of a document, or holds text of one document alone
-    documents: Literal["concatenated", "apart"] = setting("concatenated", _of_single(*_MAY_CONCATENATE))
+    documents: Literal["concatenated", "apart"] = setting("concatenated", _unless_mixture(*_MAY_CONCATENATE))
     # where EOS (in encoders [SEP]) is written; none: nowhere (only models with a decoder)
-    eos: EosPlacement = setting("each-example", _of_single(*CONCATENATED, _HAS_DECODER))
-    # greatest share of tokens of a suffix, whose share is then uniform between rate and this; None: always
-    # rate
-    max_rate: float | None = setting(None, _of_single({"noise": ("suffix-share",)}))
+    eos: EosPlacement = setting("each-example", _unless_mixture(*CONCATENATED, _HAS_DECODER))
+    # upper end of the suffix's share of tokens, which is uniform in [rate, max_rate]; None: always rate
+    max_rate: float | None = setting(None, _unless_mixture({"noise": ("suffix-share",)}))
     # tokens on which the loss of a decoder without an encoder is computed in pre-training: all of a row, or
     # the targets alone and not the inputs before them
     loss: LossName = setting(
         "all-tokens",
-        _of_single(*(LONE_DECODER | one for one in WITH_INPUTS)),
+        _unless_mixture(*(DECODER_ONLY | one for one in WITH_INPUTS)),
     )
     # name of a mixture of denoisers, each with noise, inputs, targets and the rest of its own; empty: none
     mixture: str = ""
 
     def __post_init__(self):
-        # a study module may have added names, and is not checked by types
+        # names may have been added at run time, where type checking cannot see them
         check_name("noise", self.noise, NOISES)
         check_name("inputs", self.inputs, [*get_args(InputsName), *INPUTS])
         check_name("targets", self.targets, [*get_args(TargetsName), *TARGETS])
@@ -229,7 +244,7 @@ class Objective:
         return any(denoiser.objective.eos != "none" for denoiser in self.denoisers)
 
     @property
-    def ends_examples(self) -> bool:
+    def eos_after_each_example(self) -> bool:
         """Return whether EOS ends each example."""
         return self.eos != "none" and not self.eos_between_documents
 
@@ -333,8 +348,8 @@ DENOISER_MIXTURES: dict[str, tuple[Denoiser, ...]] = {
         _spans("span-32-50", 32, 0.5),
         _suffix("suffix", 0.75, weight=4),
     ),
-    # Bavarian et al. 2022 for decoders: half of the text as it stands, the rest in two orders, half of it
-    # each; the loss on all tokens
+    # Bavarian et al. 2022 for decoders: half of the rows unchanged, a quarter in each of the two orders; the
+    # loss on all tokens
     "fill-in-the-middle-lm": (
         Denoiser("causal-lm", OBJECTIVES["causal-lm"], weight=2),
         Denoiser("prefix-suffix-middle", _MIDDLE),
@@ -354,16 +369,17 @@ class Lengths(NamedTuple):
 
     raw: int  # of the text before corruption
     inputs: int  # EOS included, if there is one
-    targets: int  # EOS included, if there is one
+    # EOS included, if there is one; where a row holds inputs and targets, its length less ``inputs``
+    targets: int
 
 
 def corrupted_lengths(
     objective: Objective, lengths: np.ndarray, length_uniforms: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of input and of target tokens of texts of these lengths, int [B] each.
+    """Return the most input tokens and target tokens that texts of these lengths may have, int [B] each.
 
-    EOS is included unless there is none. Only for noise with ``counts``. Its lengths depend on one random
-    number per text, ``length_uniforms`` [B].
+    These upper bounds are exact for most noise (``NoiseCounts``). EOS is included unless there is none. Only
+    for noise with ``counts``, whose lengths depend on one random number per text, ``length_uniforms`` [B].
     """
     assert objective.corruption.counts is not None, "the amount of noise is random"
     noise, spans, visible_spans = objective.corruption.counts(objective, lengths, length_uniforms)
@@ -390,9 +406,10 @@ def compute_lengths(objective: Objective, inputs_length: int) -> Lengths:
         return Lengths(inputs_length - (2 if objective.pairs == "none" else 3), inputs_length, 0)
     if objective.corruption.counts and not objective.corruption.per_document:
         return _fixed_lengths(objective, inputs_length)
-    raw = inputs_length - objective.ends_examples  # one token less, for EOS at the end
-    if marks := INPUTS[objective.inputs].num_sentinels:  # of which the last stands in place of EOS
-        raw = max(raw + 1 - marks, 1)
+    raw = inputs_length - objective.eos_after_each_example  # one token less, for EOS at the end
+    if num_fim_sentinels := INPUTS[objective.inputs].num_sentinels:
+        # The last sentinel replaces EOS; without EOS, the at least one noise token makes room for it.
+        raw = max(raw + 1 - num_fim_sentinels, 1)
     targets = inputs_length
     if not objective.corruption.fits_without_trimming and objective.targets != "everything":
         targets = min(targets, _room_for_random_targets(objective, raw))
@@ -404,13 +421,13 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
     # A share of 1 - rate of the raw tokens stays in the inputs, so that far longer texts cannot fit; the
     # factor 2 leaves room for rounding.
     raw = np.arange(2, math.ceil(inputs_length * 2 / (1 - objective.rate)) + 2)
-    # Of all lengths that a text of ``raw`` tokens may have, the greatest: noise may depend on a random
-    # number.
-    sides = zip(*(corrupted_lengths(objective, raw, np.full(len(raw), u)) for u in (0.0, 1.0)), strict=True)
-    inputs, targets = (np.maximum(*lengths) for lengths in sides)
-    longest_targets = inputs_length if objective.corruption.limits_targets else targets[-1]
-    longest = int(np.flatnonzero((inputs <= inputs_length) & (targets <= longest_targets))[-1])
-    if objective.corruption.limits_targets:
+    # Noise may depend on one random number; 0 and 1 give the extremes, of which we take the longer.
+    low_inputs, low_targets = corrupted_lengths(objective, raw, np.zeros(len(raw)))
+    high_inputs, high_targets = corrupted_lengths(objective, raw, np.ones(len(raw)))
+    inputs, targets = np.maximum(low_inputs, high_inputs), np.maximum(low_targets, high_targets)
+    max_targets = inputs_length if objective.corruption.targets_fit_inputs_length else targets[-1]
+    longest = int(np.flatnonzero((inputs <= inputs_length) & (targets <= max_targets))[-1])
+    if objective.corruption.targets_fit_inputs_length:
         return Lengths(int(raw[longest]), int(inputs[longest]), int(targets[longest]))
     # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs.
     one_less = int(objective.rate == 0.5 and targets[longest] > inputs[longest])
@@ -422,12 +439,11 @@ def _room_for_random_targets(objective: Objective, raw: int) -> int:
 
     It is the mean number of targets plus DEVIATIONS standard deviations.
 
-    "drop" predicts the noise: binomial, mean Lp, variance Lp(1-p); of whole words that is so many times as
-    large as the mean size of a token's word. "sentinels" has a target where a token is
-    noise or the one before it is, and always one at the very start: L of them, less the L - 1 products
-    q_i q_{i-1}, where q is 1 for a token that is no noise, and 0 for noise. With P(q = 1) = Q = 1-p the mean
-    is L - (L-1)Q^2. Each product has variance Q^2 - Q^4, and each of the L-2 pairs of neighbouring products
-    the covariance Q^3 - Q^4.
+    "drop" predicts the noise: binomial, mean Lp, variance Lp(1-p); for whole-word noise the variance is
+    WORD_TOKENS times as large. "sentinels" has a target where a token is noise or the one before it is, and
+    always one at the very start: L of them, less the L - 1 products q_i q_{i-1}, where q is 1 for a token
+    that is no noise, and 0 for noise. With P(q = 1) = Q = 1-p the mean is L - (L-1)Q^2. Each product has
+    variance Q^2 - Q^4, and each of the L-2 pairs of neighbouring products the covariance Q^3 - Q^4.
 
     512 inputs at 10/15/25/50 %: 149/200/287/435 with EOS. T5's 103/192/256/512 cut 35 % of the examples at
     10 %, 2 % at 25 %; its 104 for "drop" at 15 %, where this gives 110, cut 0.07 %.

@@ -58,8 +58,8 @@ class Format(NamedTuple):
 
     # of settings, and of tokens, noise and uniforms, each [B,L]
     apply: Callable[[FormatConfig, np.ndarray, np.ndarray, np.ndarray, Tokenizer], Formatted]
-    # numbers of tokens, noise tokens, and runs that become sentinels [B] -> tokens and marks kept [B],
-    # without EOS
+    # numbers of tokens, noise tokens, and runs that become sentinels [B] -> number of tokens written [B],
+    # sentinels included, without EOS
     num_kept: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda tokens, noise, runs: tokens
     uniforms_per_token: int = 0  # random numbers that ``apply`` reads
     ends_with_eos: bool = True  # if not, the format has an end of its own

@@ -130,7 +130,7 @@ def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
     assert (inputs.lengths <= limits.inputs).all()
     assert (targets.lengths <= limits.targets).all()
     for original, shown, said in zip(rows(given_text), rows(inputs), rows(targets), strict=True):
-        if objective.ends_examples:  # else EOS is part of the text, or nowhere
+        if objective.eos_after_each_example:  # else EOS is part of the text, or nowhere
             assert said.pop() == EOS
             assert not objective.has_inputs or shown.pop() == EOS
         assert all(token < 880 or token >= 1000 - sentinels for token in said)
