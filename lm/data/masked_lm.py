@@ -63,9 +63,9 @@ class MaskedLMRows:
     def paired(self) -> bool:
         return self.reader.objective.pairs != "none"
 
-    def rows_of_epoch(self, limit: int) -> int:
-        """Return the number of rows in the first epoch of a corpus in one stream, at most ``limit``."""
-        return self.reader.rows_of_epoch(limit, self.reader.count_segments, self.row_index_key)
+    def count_epoch_rows(self, limit: int) -> int:
+        """Return the number of rows in the first epoch of a single-stream corpus, at most ``limit``."""
+        return self.reader.count_epoch_rows(limit, self.reader.count_segments, self.row_index_key)
 
     def __call__(self, numbers: np.ndarray) -> Batch:
         draws = self.reader.objective.uniforms_per_token + self.paired

@@ -3,7 +3,7 @@
 A window is the part of a shard of the corpus (64 KiB to 8 MiB of text) that is read, shuffled and cached as
 one. Its documents are split into segments, and each segment is one example: it is corrupted by itself.
 
-With a mixture of denoisers each row of a batch is of one of them (``DenoiserMixtureRows``).
+With a mixture of denoisers each row of a batch is made by one of them (``DenoiserMixtureRows``).
 
 Shapes: B texts of at most L raw tokens. A batch is a function of (seed, row numbers) alone: random numbers
 are a function of (seed, number of the example).
@@ -62,13 +62,15 @@ def pretraining_rows(
     collocations: Collocations | None = None,
     multiple: int = 1,
 ) -> "PretrainingRows":
-    """Return the rows of a corpus under an objective: ``DenoisingRows`` of models with a decoder.
+    """Return the source of rows of a corpus under an objective.
 
-    Those of encoders are ``MaskedLMRows`` or, for a causal language model, ``NextTokenRows``; those of a
-    mixture are ``DenoiserMixtureRows``. ``boundary`` holds the special ids around examples: EOS, the
-    decoder's start token and prefix ids. ``collocations`` are those of PMI masking. Packed examples begin at
-    multiples of ``multiple`` tokens in an encoder's rows (``FunnelConfig``). SettingError if objective,
-    architecture, tokenizer and collocations do not fit together.
+    It is ``DenoisingRows`` for models with a decoder, ``MaskedLMRows`` for encoders or, if their objective is
+    a causal language model's, ``NextTokenRows``, and ``DenoiserMixtureRows`` for a mixture.
+
+    ``boundary`` holds the special ids around examples: EOS, the decoder's start token and prefix ids.
+    ``collocations`` are those of PMI masking. Packed examples begin at multiples of ``multiple`` tokens in an
+    encoder's rows (``FunnelConfig``). SettingError if objective, architecture, tokenizer and collocations do
+    not fit together.
     """
     check_architecture(architecture, sampler.seed or 0)
     tokenizer, denoisers = sampler.corpus.tokenizer, objective.denoisers
@@ -84,8 +86,8 @@ def pretraining_rows(
     for denoiser, lengths in zip(
         denoisers, lengths_of_denoisers(denoisers, architecture, inputs_length), strict=True
     ):
-        read = reading_objective(denoiser.objective, architecture)
-        reader = SegmentReader(sampler, read, lengths, batch_size, collocations)
+        segmentation = segmentation_objective(denoiser.objective, architecture)
+        reader = SegmentReader(sampler, segmentation, lengths, batch_size, collocations)
         if architecture == "encoder":
             parts.append(MaskedLMRows(reader) if denoiser.objective.has_inputs else NextTokenRows(reader))
         else:
@@ -101,14 +103,16 @@ def pretraining_lengths(objective: Objective, architecture: str, inputs_length: 
     """Return the lengths of rows under an objective, with room for all denoisers if it is a mixture."""
     denoisers = objective.denoisers
     parts = lengths_of_denoisers(denoisers, architecture, inputs_length)
-    modes = [bool(denoiser.mode) for denoiser in denoisers]
-    return covering_row([_with_mode(*each) for each in zip(parts, modes, strict=True)], architecture)
+    with_modes = [
+        _with_mode(lengths, bool(denoiser.mode)) for lengths, denoiser in zip(parts, denoisers, strict=True)
+    ]
+    return max_lengths(with_modes, architecture)
 
 
 def lengths_of_denoisers(
     denoisers: Sequence[Denoiser], architecture: str, inputs_length: int
 ) -> list[Lengths]:
-    """Return the lengths of each denoiser's examples, without its mode token, which they leave room for.
+    """Return the lengths of each denoiser's examples, not counting the mode token, for which room is left.
 
     Rows of an encoder have ``inputs_length`` tokens, whatever the denoiser. A row of a decoder alone holds
     inputs and targets; denoisers whose rows would be shorter than the longest get more text, until they are
@@ -117,36 +121,41 @@ def lengths_of_denoisers(
 
     def lengths_of(denoiser: Denoiser, length: int) -> Lengths:
         lengths = compute_lengths(
-            reading_objective(denoiser.objective, architecture), length - bool(denoiser.mode)
+            segmentation_objective(denoiser.objective, architecture), length - bool(denoiser.mode)
         )
-        is_split = denoiser.objective.noise == "suffix" and denoiser.objective.inputs == "drop"
-        if is_split and architecture not in ENCODER_DECODERS:
-            # With EOS a prefix LM's row is inputs, EOS, targets, EOS: a second EOS for a token of text.
+        is_prefix_lm = denoiser.objective.noise == "suffix" and denoiser.objective.inputs == "drop"
+        if is_prefix_lm and architecture not in ENCODER_DECODERS:
+            # With EOS a prefix LM's row is inputs, EOS, targets, EOS; the second EOS costs one token of text.
             lengths = lengths._replace(raw=max(lengths.raw - denoiser.objective.eos_after_each_example, 1))
         if denoiser.objective.corruption.targets_fit_inputs_length and architecture in DECODERS:
-            # Where the inputs of a row are longest, its targets are shortest.
+            # Inputs and targets share a row and trade off, so reserve their sum for one text, not both
+            # maxima.
             sides = corrupted_lengths(denoiser.objective, np.array([lengths.raw]), np.zeros(1))
             lengths = lengths._replace(targets=int(np.sum(sides)) - lengths.inputs)
         return lengths
 
-    found = [lengths_of(denoiser, inputs_length) for denoiser in denoisers]
     if architecture not in DECODERS or len(denoisers) == 1:
-        return found
+        return [lengths_of(denoiser, inputs_length) for denoiser in denoisers]
 
-    def filled(denoiser: Denoiser, length: int) -> int:
+    def row_tokens(denoiser: Denoiser, length: int) -> int:
         return row_length(architecture, _with_mode(lengths_of(denoiser, length), bool(denoiser.mode)))
 
-    longest = max(filled(denoiser, inputs_length) for denoiser in denoisers)
+    longest = max(row_tokens(denoiser, inputs_length) for denoiser in denoisers)
     candidates = range(inputs_length, longest + 1)
-    fitting = [bisect(candidates, longest, key=partial(filled, denoiser)) - 1 for denoiser in denoisers]
-    return [lengths_of(each, candidates[index]) for each, index in zip(denoisers, fitting, strict=True)]
+
+    def longest_fitting(denoiser: Denoiser) -> Lengths:
+        """Return the lengths with the most text whose row has at most ``longest`` tokens."""
+        index = bisect(candidates, longest, key=partial(row_tokens, denoiser)) - 1
+        return lengths_of(denoiser, candidates[index])
+
+    return [longest_fitting(denoiser) for denoiser in denoisers]
 
 
 def _with_mode(lengths: Lengths, has_mode: bool) -> Lengths:
     return lengths._replace(inputs=lengths.inputs + has_mode)
 
 
-def covering_row(lengths: Sequence[Lengths], architecture: str) -> Lengths:
+def max_lengths(lengths: Sequence[Lengths], architecture: str) -> Lengths:
     """Return lengths with room for rows of any of these ``lengths``."""
     raw, inputs, targets = (max(values) for values in zip(*lengths, strict=True))
     if architecture in DECODERS:  # inputs and targets stand in one row
@@ -157,14 +166,15 @@ def covering_row(lengths: Sequence[Lengths], architecture: str) -> Lengths:
 def mode_tokens(denoisers: Sequence[Denoiser], tokenizer: Tokenizer) -> dict[str, int]:
     """Return the id of each mode token of a mixture: the last sentinels, in the order of the denoisers.
 
-    The last sentinel is that of the first mode. Noise does not use these sentinels then.
+    The first mode gets the last sentinel, which has the lowest id, the second the one before it. Noise then
+    does not use them.
     """
     modes = dict.fromkeys(denoiser.mode for denoiser in denoisers if denoiser.mode)
-    first = tokenizer.vocab_size - tokenizer.num_sentinels
-    return {mode: first + number for number, mode in enumerate(modes)}
+    lowest_sentinel_id = tokenizer.vocab_size - tokenizer.num_sentinels
+    return {mode: lowest_sentinel_id + number for number, mode in enumerate(modes)}
 
 
-def reading_objective(objective: Objective, architecture: str) -> Objective:
+def segmentation_objective(objective: Objective, architecture: str) -> Objective:
     """Return the objective by which text is cut into rows.
 
     An encoder that predicts next tokens reads rows as it does in masked language modeling, so that phases of
@@ -190,7 +200,8 @@ def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) 
         if "sentinels" in (objective.inputs, objective.targets):
             noise = limit_spans(noise, is_token, texts.uniforms[:, 0], texts.num_sentinels)
         if objective.targets in ("sentinels", "drop"):
-            room = max_targets + (not objective.writes_eos)  # for what ``trim_targets`` leaves for EOS
+            # ``trim_targets`` always reserves one token for EOS; give it back if there is none.
+            room = max_targets + (not objective.writes_eos)
             noise = trim_targets(noise, is_token, objective.targets == "sentinels", room)
     return noise
 
@@ -252,7 +263,9 @@ def denoise(
         inputs_eos = eos if objective.has_inputs and inputs_format.ends_with_eos else None
         inputs = _keep_formatted(formatted, is_token, is_text_token & ~noise, inputs_eos)
     if order is not None:  # targets keep the order of the text
-        noise[np.arange(len(order))[:, None], order] = noise.copy()
+        noise_in_text_order = np.empty_like(noise)
+        np.put_along_axis(noise_in_text_order, order, noise, axis=1)
+        noise = noise_in_text_order
     formatted = objective.targets_format.apply(objective, text.tokens, noise, target_uniforms, tokenizer)
     return inputs, _keep_formatted(formatted, is_token, text.content & noise, eos)
 
@@ -263,9 +276,9 @@ def _keep_formatted(
     """Return a formatted text without the tokens that it drops; both masks are bool [B,L], of the text."""
     tokens, keep, source = formatted
     if source is not None:
-        is_mark, position = source < 0, np.maximum(source, 0)
-        is_token = is_mark | np.take_along_axis(is_token, position, axis=1)
-        content = ~is_mark & np.take_along_axis(content, position, axis=1)
+        is_inserted, position = source < 0, np.maximum(source, 0)
+        is_token = is_inserted | np.take_along_axis(is_token, position, axis=1)
+        content = ~is_inserted & np.take_along_axis(content, position, axis=1)
     return _keep_tokens(tokens, keep & is_token, content, eos)
 
 
@@ -351,7 +364,10 @@ class DenoisingRows(PickledWithoutCache):
 
     @property
     def row_index_key(self) -> str:
-        """Return the key of the index that counts each window's rows: packing changes their number."""
+        """Return the key of the index of row counts.
+
+        It names the packing, because that decides how many rows a window has.
+        """
         if self.reader.objective.concatenates:
             return UNPACKED_ROWS
         aligned = f" by {self.multiple}" if self.multiple > 1 else ""
@@ -393,9 +409,9 @@ class DenoisingRows(PickledWithoutCache):
 
         Example n is segment n // num_streams of stream n % num_streams, in shuffled order.
         """
-        reader, count = self.reader, np.array([self.reader.sampler.num_streams])
+        reader, num_streams = self.reader, np.array([self.reader.sampler.num_streams])
         (window,) = reader.find_stream_rows(
-            number % count, number // count, reader.count_segments, UNPACKED_ROWS
+            number % num_streams, number // num_streams, reader.count_segments, UNPACKED_ROWS
         )
         text = self._read_text(window.position, reader.segment_order(window.position)[window.rows])
         u = uniforms(reader.seed, np.array([number]), reader.objective.uniforms_per_token, self.lengths.raw)
@@ -403,9 +419,9 @@ class DenoisingRows(PickledWithoutCache):
             reader.objective, text, u, reader.tokenizer, reader.lengths, collocations=reader.collocations
         )
 
-    def rows_of_epoch(self, limit: int) -> int:
-        """Return the number of rows of the first epoch of a corpus in one stream, at most ``limit``."""
-        return self.reader.rows_of_epoch(limit, self.count_rows, self.row_index_key)
+    def count_epoch_rows(self, limit: int) -> int:
+        """Return the number of rows in the first epoch of a single-stream corpus, at most ``limit``."""
+        return self.reader.count_epoch_rows(limit, self.count_rows, self.row_index_key)
 
     def count_rows(self, position: WindowPosition) -> int:
         """Return how many rows a window fills."""
@@ -479,8 +495,8 @@ def _in_batch_order(windows: Sequence[SegmentBatch]) -> SegmentBatch:
 
 # --- mixtures of denoisers
 
-# Set in the seed of the numbers by which rows choose a denoiser, clear in those of the corruption of
-# examples.
+# Set in the seed for choosing denoisers and clear in the seed for corruption, so that the two never share
+# random numbers.
 CHOICE_SEED_BIT = 1 << 62
 
 
@@ -488,10 +504,9 @@ CHOICE_SEED_BIT = 1 << 62
 class DenoiserMixtureRows(PickledWithoutCache):
     """The rows of a mixture: each is made by one of its denoisers, chosen at random by the weights.
 
-    Row r chooses by a number that depends on (seed, r) alone, and is then row r of that denoiser. So each
-    denoiser walks through the corpus at a pace of its own, and rows that choose others are left out of its
-    walk: it reads its share of an epoch, a random part of it. Rows of all denoisers are padded to the same
-    lengths.
+    Row r chooses by a number that depends on (seed, r) alone, and is then row r of that denoiser. A denoiser
+    skips the rows that chose others, so in one epoch it reads only a random subset, its share. Rows of all
+    denoisers are padded to the same lengths.
     """
 
     denoisers: tuple[Denoiser, ...]
@@ -499,7 +514,7 @@ class DenoiserMixtureRows(PickledWithoutCache):
 
     @functools.cached_property
     def lengths(self) -> Lengths:
-        return covering_row([part.lengths for part in self.parts], self.architecture)
+        return max_lengths([part.lengths for part in self.parts], self.architecture)
 
     @property
     def architecture(self) -> str:
@@ -516,23 +531,23 @@ class DenoiserMixtureRows(PickledWithoutCache):
     def __call__(self, numbers: np.ndarray) -> Batch:
         chosen = self.choose(numbers)
         rows = [np.flatnonzero(chosen == index) for index in range(len(self.parts))]
-        made = [self.rows_of(index, numbers[some]) for index, some in enumerate(rows) if len(some)]
+        made = [self.denoiser_batch(index, numbers[some]) for index, some in enumerate(rows) if len(some)]
         order = np.argsort(np.concatenate(rows), kind="stable")
         return concatenate(made).map(lambda values: values[order])
 
-    def rows_of(self, index: int, numbers: np.ndarray) -> Batch:
-        """Return the batch of these rows of one denoiser, as long as the rows of the mixture."""
+    def denoiser_batch(self, index: int, numbers: np.ndarray) -> Batch:
+        """Return a batch of rows of one denoiser, padded to the lengths of the mixture's rows."""
         return pad_rows(self.parts[index](numbers), self.architecture, self.lengths)
 
-    def rows_of_epoch(self, limit: int) -> int:
-        """Return the number of rows of the first epoch of a corpus in one stream, at most ``limit``.
+    def count_epoch_rows(self, limit: int) -> int:
+        """Return the number of rows in the first epoch of a single-stream corpus, at most ``limit``.
 
-        It is that of the denoiser with the fewest.
+        It is the minimum over the denoisers.
         """
-        return min(part.rows_of_epoch(limit) for part in self.parts)
+        return min(part.count_epoch_rows(limit) for part in self.parts)
 
     @property
-    def fastest(self) -> DenoisingRows | MaskedLMRows:
+    def longest_text_rows(self) -> DenoisingRows | MaskedLMRows:
         """Return the rows of the denoiser that reads the most text."""
         return max(self.parts, key=lambda part: part.lengths.raw)
 

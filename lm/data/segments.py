@@ -248,9 +248,9 @@ class SegmentReader(PickledWithoutCache):
     def count_segments(self, position: WindowPosition) -> int:
         return len(self.window(position).segments.starts)
 
-    def rows_of_epoch(self, limit: int, count_rows: CountRows, row_index_key: str) -> int:
-        """Return the number of rows in the first epoch of a corpus in one stream, at most ``limit``."""
-        return self.row_index(0, count_rows, row_index_key).rows_of_epoch(limit)
+    def count_epoch_rows(self, limit: int, count_rows: CountRows, row_index_key: str) -> int:
+        """Return the number of rows in the first epoch of a single-stream corpus, at most ``limit``."""
+        return self.row_index(0, count_rows, row_index_key).count_epoch_rows(limit)
 
     @functools.cached_property
     def segment_order(self) -> Callable[[WindowPosition], np.ndarray]:

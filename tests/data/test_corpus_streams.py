@@ -66,7 +66,7 @@ def test_each_stream_has_its_text_once_an_epoch_and_another_order_in_the_next(tm
     made = rows_in_streams(Watched.several(), tmp_path)
     whole = np.sort(np.concatenate(VOCABULARY.encode_batch(WORDS)))
     indices = [made.rows.reader.row_index(s, made.rows.count_rows, "segments") for s in range(4)]
-    rows = [index.rows_of_epoch(10**6) for index in indices]
+    rows = [index.count_epoch_rows(10**6) for index in indices]
     epochs = []
     for epoch in (0, 1):
         texts = []

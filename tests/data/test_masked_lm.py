@@ -205,7 +205,7 @@ def test_rows_of_documents_apart_hold_text_of_one_document_and_an_epoch_has_it_a
     made = Batches(
         pretraining_rows(streams, objective, architecture="encoder", inputs_length=64, batch_size=8), 8
     )
-    count = made.rows.rows_of_epoch(10_000)
+    count = made.rows.count_epoch_rows(10_000)
     lengths = np.diff(OFFSETS)
     assert count == (-(-lengths // 62)).sum()
     found = []
@@ -235,7 +235,7 @@ def test_spans_of_documents_apart_are_packed_and_random_amounts_of_noise_are_ref
 @pytest.mark.parametrize("pairs", ["none", "sentence-order"])
 def test_an_epoch_has_all_text_once_and_the_next_has_it_in_another_order(pairs):
     made = batches(pairs=pairs, batch_size=1)
-    count = made.rows.rows_of_epoch(10_000)
+    count = made.rows.count_epoch_rows(10_000)
     epochs = [[made(e * count + i, slice(None)).encoder.targets for i in range(count)] for e in (0, 1)]
     text = (
         CORPUS.tokens

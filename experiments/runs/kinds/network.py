@@ -362,7 +362,7 @@ def encode_ahead(batches: Batches, rows: Sequence[slice], processes: int) -> Abs
     """Return a context in which processes tokenize ahead the text that these rows of the batches need."""
     source = batches.rows.rows if isinstance(batches.rows, TBPTTRows) else batches.rows
     if isinstance(source, DenoiserMixtureRows):
-        source = source.fastest
+        source = source.longest_text_rows
     if isinstance(source, MixtureRows):  # its examples are spread over all streams
         corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, CorpusExamples)]
         kind, rows, source = UNPACKED_ROWS, [slice(None)], corpora[0] if corpora else None

@@ -518,7 +518,7 @@ def denoiser_batches(
     found: dict[str, list[Batch]] = {}
     for index, denoiser in enumerate(rows.denoisers):
         shares = range(max(round(count * denoiser.weight / total), 1))
-        made = [rows.rows_of(index, np.arange(size) + size * number) for number in shares]
+        made = [rows.denoiser_batch(index, np.arange(size) + size * number) for number in shares]
         found[denoiser.name] = rows_of_process(mesh, size, made)
     return found
 
@@ -535,7 +535,7 @@ def _held_out(
     # gets equally many.
     batch_size = -(-experiment.pretraining.batch_size // (times * shards)) * shards
     batches = pretraining_batches(experiment, inputs, "validation", times, batch_size)
-    num_sequences = batches.rows.rows_of_epoch(max_batches * batch_size)
+    num_sequences = batches.rows.count_epoch_rows(max_batches * batch_size)
     return batches, max(num_sequences // batch_size, 1)
 
 

@@ -233,7 +233,7 @@ class RowIndex:
         entry = self._entries[bisect_right(self._entries, row, key=lambda entry: entry.first_row) - 1]
         return entry.position, row - entry.first_row
 
-    def rows_of_epoch(self, limit: int) -> int:
+    def count_epoch_rows(self, limit: int) -> int:
         """Return the number of rows in the first epoch of the stream, at most ``limit``."""
         while self._end < limit and (not self._entries or self._entries[-1].position.epoch == 0):
             self._count_next_window()

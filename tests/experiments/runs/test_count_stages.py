@@ -106,7 +106,7 @@ def epoch_of(batches):
     share = reader.batch_size // reader.sampler.num_streams
     for stream in range(reader.sampler.num_streams):
         index = reader.row_index(stream, batches.rows.count_rows, batches.rows.row_index_key)
-        nth = np.arange(index.rows_of_epoch(10**6))
+        nth = np.arange(index.count_epoch_rows(10**6))
         rows = batches.rows(nth // share * reader.batch_size + stream * share + nth % share)
         read.append(rows.decoder.targets[rows.decoder.segment_ids > 0])
     return np.concatenate(read)
