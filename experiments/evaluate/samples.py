@@ -114,5 +114,5 @@ def first_model(stage: NetworkStage, mesh: Mesh) -> Transformer:
             break
         stage = stage.parent
     if isinstance(stage, ExternalCheckpoint):
-        return stage.trained_body(mesh)
+        return stage.restore_body(mesh)
     return cast(Transformer, stage.body_steps(mesh).initial_state(stage.settings.seed).eval_model)

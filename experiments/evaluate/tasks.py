@@ -196,7 +196,7 @@ def answers_by_head(task: LabelledTask, stage: "Stage", rows: Sequence[Row]) -> 
     mesh = sharding.make_mesh(experiment.mesh)
     vocabulary = stored_vocabulary(stage.folder, experiment)
     asked = make_eval_task(experiment, vocabulary, mesh, task, rows, 0)
-    return predict(network.trained(mesh).eval_model, asked, network.steps(mesh).shard_batch)
+    return predict(network.restore_state(mesh).eval_model, asked, network.steps(mesh).shard_batch)
 
 
 def answers_by_counts(stage: "Stage", rows: Sequence[Row]) -> list[Any]:

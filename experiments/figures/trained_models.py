@@ -200,8 +200,8 @@ class TuningFigure(FigureSpec):
             if stage.is_pretraining or not isinstance(stage.parent, NetworkStage):
                 continue
             mesh = sharding.make_mesh(stage.settings.mesh)
-            before = stage.parent.trained_body(mesh, step=stage.parent_step)
-            found = layer_distances(before, stage.trained_body(mesh))
+            before = stage.parent.restore_body(mesh, step=stage.parent_step)
+            found = layer_distances(before, stage.restore_body(mesh))
             for stack, distances in found.items():
                 label = f"{stage.name}, {stack}" if len(found) > 1 else stage.name
                 curves[label] = Curve(np.arange(len(distances)), distances)
@@ -323,7 +323,7 @@ def contextual_model(run: Trained) -> Transformer | BidirectionalLM:
     """Return the model of a run; for ELMo, both of its language models together."""
     if run.stage.writes_answers or "backward" not in run.config.heads:
         return run.model
-    model = run.stage.trained(sharding.make_mesh(run.stage.settings.mesh)).eval_model
+    model = run.stage.restore_state(sharding.make_mesh(run.stage.settings.mesh)).eval_model
     return model.body if isinstance(model, ModelWithHead) else cast(BidirectionalLM, model)
 
 
@@ -354,6 +354,6 @@ def word_span(vocabulary: Tokenizer, ids: list[int], word: str) -> slice:
 
 def layer_weights(stage: NetworkStage) -> np.ndarray:
     """Return the weight of each layer in what the head of a stage reads, float32 [layers+1]."""
-    model = stage.trained(sharding.make_mesh(stage.settings.mesh)).eval_model
+    model = stage.restore_state(sharding.make_mesh(stage.settings.mesh)).eval_model
     assert isinstance(model, ModelWithHead) and model.mixture is not None, "a head that reads mixed layers"
     return np.asarray(model.mixture.layer_weights)

@@ -20,14 +20,13 @@ from experiments.runs.kinds.finetuning import text_spec
 from experiments.runs.kinds.head import HeadFinetuning, head_config
 from experiments.runs.kinds.pretraining import (
     Pretraining,
-    branch_step,
     has_start,
     pretraining_batches,
     teacher_checkpoint,
 )
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import start_folder
-from experiments.runs.phases import mask_of, phase_model, renaming
+from experiments.runs.phases import branch_step, mask_of, phase_model, renaming
 from experiments.runs.result import check_settings
 from experiments.runs.sources import Sources
 from experiments.runs.stages import external_checkpoint

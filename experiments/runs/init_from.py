@@ -165,7 +165,7 @@ def _with_fewer_layers(where: str, run: Path, settings: Mapping[str, Any]) -> Pa
         if made.exists():
             return made
         (stage, *_) = networks(stages_of(run))
-        body = stage.trained_body(sharding.make_mesh(experiment.mesh))
+        body = stage.restore_body(sharding.make_mesh(experiment.mesh))
         try:
             smaller, params = adapt.drop_layers(model, sharding.named(body), counts)
         except SettingError as error:
@@ -205,7 +205,7 @@ def _get_or_adapt(where: str, run: Path, requested: Mapping[str, Any], starts: P
     if adapted.exists():
         return adapted
     (stage, *_) = networks(stages_of(run))
-    body = stage.trained_body(sharding.make_mesh(experiment.mesh))
+    body = stage.restore_body(sharding.make_mesh(experiment.mesh))
     params = adapt.adapt(config, sharding.named(body), model, jax.random.key(0))
     cache, data = starts.parent / "cache", {"start": run.name}
     with tempfile.TemporaryDirectory() as scratch:
@@ -375,7 +375,7 @@ def _copy_stage(stage: "NetworkStage", run: Path, digest_of_file: Mapping[str, s
     from lm import sharding
     from lm.nn.finetune import BODY
 
-    settings, state = stage.settings, stage.trained(sharding.make_mesh(stage.settings.mesh))
+    settings, state = stage.settings, stage.restore_state(sharding.make_mesh(stage.settings.mesh))
     model = stage.step_spec().model
     vocabulary = stored_vocabulary(stage.folder, settings)
     kept = {name: getattr(settings.data, name) for name in ("vocabulary_size", "unknown", "sentinels")}

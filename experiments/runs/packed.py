@@ -33,7 +33,7 @@ def pack_model(run: Path, file: Path) -> None:
     stage = next((each for each in networks(stages_of(run)) if each.name == PRETRAINING), None)
     if stage is None:
         raise SettingError(f"{run} has no pre-trained model to pack: pretraining.steps=0")
-    params = stage.trained(sharding.make_mesh(experiment.mesh)).eval_params
+    params = stage.restore_state(sharding.make_mesh(experiment.mesh)).eval_params
     arrays: dict[str, Any] = {SETTINGS: np.frombuffer(to_json(experiment).encode(), np.uint8)}
     for name, contents in stored_vocabulary(stage.folder, experiment).files().items():
         arrays[TOKENIZER + name] = np.frombuffer(contents, np.uint8)

@@ -99,6 +99,11 @@ def phase_steps(experiment: Experiment, index: int) -> tuple[int, int]:
     return ends[index - 1] if index else 0, ends[index]
 
 
+def branch_step(experiment: Experiment, fraction: float) -> int:
+    """Return the step that is nearest to a fraction of pre-training, at least 1."""
+    return max(round(fraction * experiment.pretraining.steps), 1)
+
+
 def tokens_of_text(experiment: Experiment) -> int:
     """Return how many tokens of text all phases of pre-training read.
 
@@ -128,8 +133,8 @@ def _branches(experiment: Experiment, index: int) -> tuple[float, ...]:
     pre-training.
     """
     (begin, end), fractions = phase_steps(experiment, index), experiment.tuning.branches
-    steps = {round(fraction * experiment.pretraining.steps) for fraction in fractions}
-    steps |= {round(fraction * end) for fraction in fractions}
+    steps = {branch_step(experiment, fraction) for fraction in fractions}
+    steps |= {max(round(fraction * end), 1) for fraction in fractions}
     return (*sorted(step / end for step in steps if begin < step < end), 1.0)
 
 

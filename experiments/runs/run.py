@@ -93,7 +93,7 @@ class Run:
     ) -> None:
         """Train and score the stages that have not finished, then write ``scores.json``.
 
-        ``begin`` is called when all is checked and the run has its folder, before it trains.
+        ``begin`` is called after all checks, once the run's folder exists and before training.
 
         Raise SettingError, before anything compiles, as ``check`` does. Raise RunDeleted if the run's folder
         is deleted or moved meanwhile.
@@ -151,7 +151,10 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Return the row and seed, as a name in logs for shared stages, whose folders are named by a hash."""
+        """Return a name such as "t5.1-baseline.baseline.seed-0", for logs of shared stages.
+
+        The folders of these are named by a hash.
+        """
         scale = scale_folder(self.folder, self.cache)
         name = os.path.relpath(self.folder.resolve(), scale).replace("/", ".")
         return name[-200:]  # file names are limited to 255 bytes
@@ -210,7 +213,7 @@ class RunDeleted(RuntimeError):
 
 @contextmanager
 def unless_deleted(folder: Path) -> Iterator[None]:
-    """Raise RunDeleted in place of any error after which the run's folder is gone."""
+    """Raise RunDeleted in place of an error, other than a SettingError, if the run's folder is gone."""
     try:
         yield
     except SettingError:

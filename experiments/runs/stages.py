@@ -1,8 +1,8 @@
 """Lists the stages of training that a run consists of: its pre-trainings, then its fine-tunings.
 
 Everything that trains, scores, plans or shows runs iterates over these stages. The run of a count-based model
-(an n-gram model or HMM taggers) has one stage per model instead. Runs whose pre-training depends on equal
-settings share it, whatever they fine-tune on: a hash of those settings names its folder.
+(an n-gram model or HMM taggers) has one stage per model instead. Runs share a pre-training if all settings
+that it depends on are equal, whatever they fine-tune on: a hash of those settings names its folder.
 
 Two settings are called heads. ``model.heads`` are output heads of pre-training, such as next-sentence.
 ``tuning.heads`` are labelled tasks, for each of which fine-tuning adds a new head.
@@ -24,7 +24,6 @@ from experiments.runs.kinds.pretraining import (
     LOADER_SETTINGS,
     ExternalCheckpoint,
     Pretraining,
-    branch_step,
     has_start,
     pretraining_settings,
 )
@@ -44,7 +43,7 @@ from experiments.runs.paths import (
     scale_folder,
     start_folder,
 )
-from experiments.runs.phases import phase_settings
+from experiments.runs.phases import branch_step, phase_settings
 from experiments.study.experiment import BASELINE, Experiment
 from lm.config.base import diff
 from lm.data.tasks.names import task_name
@@ -78,8 +77,8 @@ def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None
     parents: dict[tuple[int | None, str], NetworkStage | None] = {}
     for (member, settings), task in product(members, downstream_tasks or ("",)):
         if experiment.ensemble.pretraining == "shared":
-            single = replace(settings, seed=experiment.seed)
-            parents[member, task] = shared_stages.parent_of_finetuning(None, single, task)
+            with_shared_seed = replace(settings, seed=experiment.seed)
+            parents[member, task] = shared_stages.parent_of_finetuning(None, with_shared_seed, task)
         else:
             parents[member, task] = shared_stages.parent_of_finetuning(member, settings, task)
     finetunings: list[Stage] = []
@@ -104,7 +103,7 @@ def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None
 
 
 def external_checkpoint(experiment: Experiment, cache: Path) -> ExternalCheckpoint | None:
-    """Return the external checkpoint that fixes the model (``start.model``), or None without one."""
+    """Return the external checkpoint that determines the model (``start.model``), or None without one."""
     if not (name := experiment.start.model):
         return None
     return ExternalCheckpoint(name, None, (), experiment, start_folder(name, cache) / PRETRAINING)
@@ -142,8 +141,8 @@ def _ensemble_members(experiment: Experiment) -> list[tuple[int | None, Experime
     count = experiment.ensemble.members
     if count == 1:
         return [(None, experiment)]
-    single = replace(experiment, ensemble=BASELINE.ensemble)
-    return [(k, replace(single, seed=experiment.seed * count + k)) for k in range(count)]
+    of_one_model = replace(experiment, ensemble=BASELINE.ensemble)
+    return [(k, replace(of_one_model, seed=experiment.seed * count + k)) for k in range(count)]
 
 
 class SharedStages:
@@ -178,7 +177,7 @@ class SharedStages:
         """Return the start: a short pre-training on the corpus for ``start.steps``, before the row's own.
 
         It ignores the settings in which rows usually differ, such as objective and loss, so that all rows
-        with the same model, data and seed share it. Its mask and its optimiser are those of the first phase.
+        with the same model, data and seed share it. Its attention mask and optimiser are the first phase's.
         """
         settings = phase_settings(settings, 0)
         first = replace(
@@ -245,7 +244,7 @@ class SharedStages:
     def shared_folder(self, hashed_settings: Experiment, settings: Experiment) -> Path:
         """Return the folder of a shared stage, named by a hash of the settings that its numbers depend on.
 
-        hashed_settings: these settings; all others are the baseline's.
+        hashed_settings: only the settings that change its numbers; the others are reset to the baseline's.
         settings: of the whole run. If the vocabulary is trained on tasks too, the tasks enter the hash.
         A run with its own pre-training folder (an imported one) keeps it.
         """

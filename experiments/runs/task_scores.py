@@ -69,7 +69,7 @@ def task_score(task: BaseTask, step: int, metrics: Mapping[str, Value]) -> dict[
     }
 
 
-def reported(folder: Path) -> dict[str, Any]:
+def read_report_scores(folder: Path) -> dict[str, Any]:
     """Return the scores of a stage on report rows: ``step``, ``trained`` and ``tasks``; {} if not there yet.
 
     ``trained`` is when its training came to the step; old scores lack it.
@@ -80,8 +80,8 @@ def reported(folder: Path) -> dict[str, Any]:
     return parse_with_checksum(path.read_bytes(), path, "delete it") if path.exists() else {}
 
 
-def write_reported(folder: Path, scores: dict[str, Any]) -> None:
-    """Write what ``reported`` reads."""
+def write_report_scores(folder: Path, scores: dict[str, Any]) -> None:
+    """Write what ``read_report_scores`` reads."""
     write(folder / "report" / "scores.json", json_with_checksum(scores))
 
 

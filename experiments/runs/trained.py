@@ -148,7 +148,7 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "", option: str 
     models = {stage.name: stage for stage in networks(stages) if stage.has_model}
     stage = chosen(folder, models, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
-    model, put = stage.trained_body(mesh), stage.body_steps(mesh).shard_batch
+    model, put = stage.restore_body(mesh), stage.body_steps(mesh).shard_batch
     which = describe_model(folder, stage.name, models, option)
     return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size, which)
 
@@ -226,7 +226,7 @@ def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) ->
     """
     default = next((each for each, stage in stages.items() if not stage.has_model), "")
     stage = chosen(folder, stages, name or default)
-    params = stage.trained(sharding.make_mesh(stage.settings.mesh)).params
+    params = stage.restore_state(sharding.make_mesh(stage.settings.mesh)).params
     which = describe_model(folder, stage.name, stages, "--stage")
     table = token_embeddings(params, which)
     pieces = stored_vocabulary(stage.folder, stage.settings).vocab

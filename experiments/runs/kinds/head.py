@@ -61,7 +61,7 @@ class HeadFinetuning(LabelledStage, Finetuning):
 
     def trained_with_head(self, mesh: Mesh, weights: Weights = "scored") -> finetune.ModelWithHead:
         """Return the trained model with its head, with LoRA merged."""
-        model = cast(finetune.ModelWithHead, self.trained(mesh, weights=weights).eval_model)
+        model = cast(finetune.ModelWithHead, self.restore_state(mesh, weights=weights).eval_model)
         model.body = finetune.merge_lora(cast(Transformer, model.body))
         return model
 

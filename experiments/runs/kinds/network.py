@@ -24,11 +24,11 @@ from experiments.runs.paths import CACHE
 from experiments.runs.status import StageLog
 from experiments.runs.task_scores import (
     best_of,
-    reported,
+    read_report_scores,
     score_values,
     task_score,
     write_example_values,
-    write_reported,
+    write_report_scores,
 )
 from lm import sharding
 from lm.batch import Batch
@@ -101,7 +101,7 @@ class NetworkStage(Stage):
         return build(self.step_spec(), mesh)
 
     def body_steps(self, mesh: Mesh) -> Steps:
-        """Return the steps of the Transformer without head or generator, as ``lm generate`` uses it."""
+        """Return the compiled steps of the Transformer alone, without a head or a generator."""
         return build(StepSpec(self.step_spec().model), mesh)
 
     def step_flops(self, inputs: Inputs) -> float:
@@ -146,10 +146,10 @@ class NetworkStage(Stage):
         with self.checkpoints() as checkpoints:
             run = loop.Run(
                 seed=self.settings.seed,
-                data=partial(self.data, inputs, mesh, reporter),
+                data=partial(self.batch_iterator, inputs, mesh, reporter),
                 checkpoints=checkpoints,
                 log=log,
-                evaluate=self.evaluation(inputs, mesh, steps),
+                evaluate=self.make_evaluate(inputs, mesh, steps),
                 initial=self.initial_state(steps),
                 flops=self.step_flops(inputs),
                 first_step=self.first_step,
@@ -164,21 +164,21 @@ class NetworkStage(Stage):
             return None
         return partial(cast(NetworkStage, self.parent).initial_state_from_checkpoint, steps, self.parent_step)
 
-    def data(self, inputs: Inputs, mesh: Mesh, reporter: Reporter, first: int) -> Iterator[Batch]:
+    def batch_iterator(self, inputs: Inputs, mesh: Mesh, reporter: Reporter, first: int) -> Iterator[Batch]:
         """Yield this process's part of each batch from step ``first`` on, and report progress."""
         batches, training, config = inputs.batches[self.name], self.training, self.settings.data
         rows = sharding.process_rows(mesh, training.batch_size)
         reporter.advance(first - self.first_step)
-        with encode_ahead(batches, rows, config.encoders):
+        with pretokenize_ahead(batches, rows, config.encoders):
             for batch in stream(batches, first, training.steps, rows=rows, workers=config.workers):
                 yield batch
                 reporter.advance(1)
 
-    def evaluation(self, inputs: Inputs, mesh: Mesh, steps: Steps) -> EvalFn:
+    def make_evaluate(self, inputs: Inputs, mesh: Mesh, steps: Steps) -> EvalFn:
         """Return a function that evaluates a state on the validation rows of its tasks.
 
-        It returns {} between checkpoints. It also writes the predictions at each step. Higher is better for
-        every score: a metric such as bits per byte is negated.
+        Between checkpoints it returns {}. At a checkpoint it also writes the predictions. Higher is better
+        for every score: a metric such as bits per byte is negated.
         """
         eval_tasks = self.eval_tasks(inputs, mesh, "validation")
         training = self.training
@@ -186,14 +186,15 @@ class NetworkStage(Stage):
         def evaluate(state: State) -> dict[str, Any]:
             values: dict[str, Any] = {}
             step = int(state.step)
-            if step % training.save_every and step not in (*self.branch_steps, training.steps):
+            is_kept = step in (*self.branch_steps, training.steps)
+            if not is_kept and step % training.save_every:
                 return values
             for eval_task in eval_tasks:
                 path = answers_path(self.folder, eval_task.task, step)
                 metrics, _ = score_task(state.eval_model, eval_task, steps.shard_batch, path)
                 values |= score_values(eval_task.task, metrics)
             names = [f"{eval_task.task.name}/score" for eval_task in eval_tasks]
-            if eval_tasks and values.keys() >= {*names}:
+            if names and values.keys() >= {*names}:  # a task may have no score
                 values["score"] = sum(values[name] for name in names) / len(names)
             return values
 
@@ -210,14 +211,17 @@ class NetworkStage(Stage):
         config = CheckpointConfig(every, best="highest", hours=hours, steps=self.branch_steps)
         return Checkpoints(self.folder / "checkpoints", config, self.settings.guard)
 
-    def trained(self, mesh: Mesh, step: int | None = None, weights: Weights = "scored") -> State:
-        """Return its state after ``step``; by default the best checkpoint by score, else the last."""
+    def restore_state(self, mesh: Mesh, step: int | None = None, weights: Weights = "scored") -> State:
+        """Return its state after ``step``; by default the best checkpoint by score, else the last.
+
+        ``weights`` "scored" are those that evaluation uses: the average of parameters where one is kept.
+        """
         return self._restored(self.steps(mesh), "", step, weights)
 
-    def trained_body(self, mesh: Mesh, weights: Weights = "scored", step: int | None = None) -> Transformer:
+    def restore_body(self, mesh: Mesh, weights: Weights = "scored", step: int | None = None) -> Transformer:
         """Return its Transformer without a head or ELECTRA's generator, with LoRA merged.
 
-        step: as in ``trained``.
+        step: as in ``restore_state``.
         """
         state = self._restored(self.body_steps(mesh), self.prefix, step, weights)
         return finetune.merge_lora(cast(Transformer, state.eval_model))
@@ -240,21 +244,21 @@ class NetworkStage(Stage):
             return f"{self.folder} has no checkpoint yet; train the run first"
         return (
             f"{self.folder}, the folder of stage {self.name!r}, is missing: train the run first or, if it "
-            f"was copied, copy the folder of runs as a whole or name the cache in it by {CACHE}=FOLDER"
+            f"was copied, copy the whole folder of runs, or set {CACHE} to the cache in it"
         )
 
     def initial_state_from_checkpoint(self, steps: Steps, step: int | None = None) -> State:
-        """Return the first state of another stage, with the parameters of this one after ``step``.
+        """Return the initial state of another stage, whose ``steps`` are given, from this stage's checkpoint.
 
-        steps: of the other stage. step: by default the last one of this stage.
+        step: of the checkpoint; by default the last one of this stage.
         As in T5 the optimizer state is kept if both stages have the same; steps count from 0 again.
         """
         last = step or self.training.steps
         with self.checkpoints() as checkpoints:
             fresh = steps.initial_state(self.settings.seed)
             saved = self.steps(steps.mesh).abstract
-            # An average of parameters and the state of an RNN (carry) are restored as they were saved;
-            # warm_start then leaves them out.
+            # An average of parameters and the state of an RNN (carry) are restored as they were saved.
+            # warm_start takes the average, if there is one, as the parameters, and drops carry.
             wanted = replace(steps.abstract, average=saved.average, carry=saved.carry)
             if sharding.named(wanted).keys() == sharding.named(saved).keys():
                 state = checkpoints.restore(wanted, last)
@@ -271,7 +275,7 @@ class NetworkStage(Stage):
 
         The best checkpoint has the highest mean validation score. Tasks with report rows are scored on those,
         once, by that checkpoint. By default a task without report rows gets its highest validation score over
-        all checkpoints, as in the paper. The predictions of a given ``step`` are in the folder ``at-STEP``.
+        all checkpoints, as in the paper. Predictions on report rows by a given ``step`` are in ``at-STEP``.
         """
         tasks, folder = self.tasks, self.folder
         predictions = folder if step is None else folder / f"at-{step}"
@@ -281,15 +285,15 @@ class NetworkStage(Stage):
         )
         if tasks["report"]:
             chosen = step or broadcast_from_first(lambda: best_step(folder / "checkpoints"))
-            saved_scores = broadcast_from_first(lambda: reported(predictions))
-            trained = broadcast_from_first(lambda: _training_time(folder, chosen))
-            # scores of a training that was lost and done again are those of another model
+            saved_scores = broadcast_from_first(lambda: read_report_scores(predictions))
+            trained = broadcast_from_first(lambda: _trained_at(folder, chosen))
+            # If training was lost and repeated, saved scores belong to a different model.
             if saved_scores.get("step") != chosen or saved_scores.get("trained", trained) != trained:
-                model = self.trained(mesh, chosen).eval_model
+                model = self.restore_state(mesh, chosen).eval_model
                 found = self.scores_of(model, "report", inputs, mesh, predictions, chosen)
                 saved_scores = {"step": chosen, "trained": trained, "tasks": found}
                 if jax.process_index() == 0:
-                    write_reported(predictions, saved_scores)
+                    write_report_scores(predictions, saved_scores)
             scores |= saved_scores["tasks"]
         return scores
 
@@ -297,7 +301,9 @@ class NetworkStage(Stage):
         """Return the score of a task on its validation rows, with the number of rows that were evaluated."""
         best = best_of(task, self.folder, step)
         answers = answers_path(self.folder, task, best["step"])
-        return best | ({"rows": len(split_lines(answers.read_text("utf-8")))} if answers.exists() else {})
+        if answers.exists():
+            best["rows"] = len(split_lines(answers.read_text("utf-8")))
+        return best
 
     def scores_of(
         self, model: Any, split: EvalSplit, inputs: Inputs, mesh: Mesh, folder: Path, step: int
@@ -316,7 +322,7 @@ class NetworkStage(Stage):
                 continue
             metrics, values = score_task(model, eval_task, shard_batch, answers_path(folder, task, name))
             scores[task.name] = task_score(task, step, metrics) | {"rows": eval_task.num_rows}
-            scores[task.name] |= {"answered": len(eval_task.rows)}
+            scores[task.name] |= {"answered": len(eval_task.rows)}  # rows for which answers were generated
             if shuffled := score_shuffled(model, eval_task, shard_batch):
                 scores[task.name]["shuffled"] = shuffled
             if split == "report" and values and jax.process_index() == 0:
@@ -330,14 +336,14 @@ def ensemble_scores(members: Sequence[NetworkStage], inputs: Inputs, mesh: Mesh)
     Its predictions are written to the folder above those of the members.
     """
     stage = members[0]
-    ensemble = Ensemble([cast(Transformer, member.trained(mesh).eval_model) for member in members])
+    ensemble = Ensemble([cast(Transformer, member.restore_state(mesh).eval_model) for member in members])
     folder, step = stage.folder.parent, stage.training.steps
     scores = stage.scores_of(ensemble, "validation", inputs, mesh, folder, step)
     return scores | stage.scores_of(ensemble, "report", inputs, mesh, folder, step)
 
 
 def model_parameters(config: ModelConfig) -> int:
-    """Return the number of parameters of a Transformer without heads."""
+    """Return the number of parameters of a Transformer, without fine-tuning heads and generators."""
     shapes = jax.eval_shape(StepSpec(config).make_model, jax.random.key(0))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
@@ -347,8 +353,8 @@ def answers_path(folder: Path, task: AnyTask, step: int | str) -> Path:
     return folder / "predictions" / task.name / f"{step}.jsonl"
 
 
-def _training_time(folder: Path, step: int) -> float:
-    """Return when the training of a stage came to ``step`` [s since 1970], which tells it from another."""
+def _trained_at(folder: Path, step: int) -> float:
+    """Return when training reached ``step`` [s since 1970], which identifies this very training."""
     return max((record["time"] for record in records(folder) if record["step"] <= step), default=0.0)
 
 
@@ -358,8 +364,10 @@ def best_step(checkpoints: Path) -> int:
     return manifest.best(saved, name="score", kind="highest") or max(saved)
 
 
-def encode_ahead(batches: Batches, rows: Sequence[slice], processes: int) -> AbstractContextManager[None]:
-    """Return a context in which processes tokenize ahead the text that these rows of the batches need."""
+def pretokenize_ahead(
+    batches: Batches, rows: Sequence[slice], processes: int
+) -> AbstractContextManager[None]:
+    """Return a context in which processes tokenize ahead the text that these rows will need."""
     source = batches.rows.rows if isinstance(batches.rows, TBPTTRows) else batches.rows
     if isinstance(source, DenoiserMixtureRows):
         source = source.longest_text_rows

@@ -1,6 +1,6 @@
 """Pre-training on a corpus, on tasks or on both, its phases, and external checkpoints that replace it.
 
-A *row* of a batch is one sequence here; a row of a table is called an experiment. *Content tokens* are the
+A *row* is one sequence of a batch here; a row of a table is called an experiment. *Content tokens* are the
 targets that come from the text: no sentinels, no EOS, no copies of the inputs. The *unigram loss* is the loss
 on them of a model that ignores context and knows only how frequent each token is.
 """
@@ -30,7 +30,7 @@ from experiments.runs.kinds.answers import text_eval_tasks
 from experiments.runs.kinds.network import EvalFn, NetworkStage, rows_of_process
 from experiments.runs.kinds.stage import CORPUS
 from experiments.runs.paths import PRETRAINING, load_settings
-from experiments.runs.phases import phase_model, renaming
+from experiments.runs.phases import branch_step, phase_model, renaming
 from experiments.runs.result import DENOISERS, to_log_dict
 from experiments.runs.status import StageLog
 from experiments.study.experiment import BASELINE, Experiment, PhaseConfig
@@ -73,8 +73,8 @@ from lm.train.step import Steps, StepSpec
 
 NUM_VALIDATION_SEQUENCES = 512  # held-out sequences that are evaluated during pre-training
 MAX_LENGTH_EVAL_BATCHES = 1_000  # held-out batches on which losses at several lengths are measured
-# sets of masks by which the bound of each window of a held-out document is estimated: while a model trains,
-# and at the end, since many take longer than the training between two evaluations
+# How many random sets of masks estimate the bound of each window of a held-out document: few while a model
+# trains, since many would take longer than the training between two evaluations, and more at the end.
 BOUND_DRAWS, FINAL_BOUND_DRAWS = 2, 16
 MAX_UNIGRAM_TOKENS = 2**22  # held-out tokens in which token frequencies are counted
 
@@ -105,7 +105,8 @@ class Pretraining(NetworkStage):
 
     @property
     def first_step(self) -> int:
-        return (0, *self.settings.pretraining.phase_ends)[-2]
+        ends = self.settings.pretraining.phase_ends
+        return ends[-2] if len(ends) > 1 else 0
 
     @property
     def generator(self) -> ModelConfig | None:
@@ -157,7 +158,7 @@ class Pretraining(NetworkStage):
 
     def teacher_params(self, mesh: Mesh) -> dict[str, jax.Array] | None:
         teacher = self.teacher_checkpoint()
-        return None if teacher is None else sharding.named(teacher.trained_body(mesh))
+        return None if teacher is None else sharding.named(teacher.restore_body(mesh))
 
     def teacher_checkpoint(self) -> "ExternalCheckpoint | None":
         """Return the checkpoint of the teacher, None without one; SettingError if it is gone."""
@@ -169,7 +170,7 @@ class Pretraining(NetworkStage):
             return flops
         lengths, model = inputs.batches[self.name].lengths, teacher.settings.model
         targets = row_length(model.architecture, lengths)
-        # The teacher has a forward pass, of the three passes of a step.
+        # The teacher only runs forward, which is a third of a training step's FLOPs.
         return flops + step_flops(model, self.training.batch_size, lengths.inputs, targets) / 3
 
     def initial_state(self, steps: Steps) -> Callable[[], State] | None:
@@ -178,10 +179,10 @@ class Pretraining(NetworkStage):
         return partial(self.state_after_phase, steps)
 
     def state_after_phase(self, steps: Steps) -> State:
-        """Return the first state: that of the phase before it, whose optimiser it continues.
+        """Return the initial state: the last one of the previous phase, with its optimiser's state.
 
-        If the optimiser ended with that phase, only the parameters are taken over. The guard's statistics
-        are of the losses of one phase.
+        If the optimiser ended with that phase, only the parameters are kept. The guard's statistics begin
+        anew, since losses of different phases cannot be compared.
         """
         parent, fresh = cast(Pretraining, self.parent), steps.initial_state(self.settings.seed)
         source = renaming(parent.settings.model, self.settings.model)
@@ -204,9 +205,9 @@ class Pretraining(NetworkStage):
         """Return the rows of its tasks, which are answered by generated text."""
         return text_eval_tasks(self, inputs, mesh, split)
 
-    def evaluation(self, inputs: Inputs, mesh: Mesh, steps: Steps) -> EvalFn:
+    def make_evaluate(self, inputs: Inputs, mesh: Mesh, steps: Steps) -> EvalFn:
         """Return a function that evaluates a state on held-out text and, at checkpoints, on its tasks."""
-        evaluate_tasks = super().evaluation(inputs, mesh, steps)
+        evaluate_tasks = super().make_evaluate(inputs, mesh, steps)
         # The data is made at the first evaluation, which may come long after the first step.
         max_batches = -(-NUM_VALIDATION_SEQUENCES // self.training.batch_size)
         validation = cache(partial(validation_batches, self.settings, inputs, mesh, max_batches))
@@ -252,6 +253,10 @@ class ExternalCheckpoint(Pretraining):
     def training(self) -> PhaseConfig:
         return PhaseConfig(steps=0)
 
+    @property
+    def first_step(self) -> int:
+        return 0
+
     def step_spec(self) -> StepSpec:
         return StepSpec(self.settings.model)
 
@@ -277,7 +282,7 @@ def teacher_checkpoint(run: Path) -> ExternalCheckpoint:
     if not run.is_dir():
         raise SettingError(
             f"distillation.teacher={run.name!r} is missing in {run.parent}: name a folder in the format of "
-            "transformers, a run, RUN:STAGE, or hf:NAME, of which lm run keeps a copy there"
+            "transformers, a run, RUN:STAGE or hf:NAME; lm run keeps a copy there"
         )
     return ExternalCheckpoint(run.name, None, (), load_settings(run), run / PRETRAINING)
 
@@ -286,20 +291,15 @@ def teacher_checkpoint(run: Path) -> ExternalCheckpoint:
 
 
 def has_start(experiment: Experiment) -> bool:
-    """Return whether the start, a short pre-training that rows share, precedes pre-training.
+    """Return whether the start, a short pre-training that experiments share, precedes pre-training.
 
-    The small scales have a start whose objective is not of encoders: these have none, unless the row or the
-    command line chooses an objective of theirs.
+    At the small scales the default objective of the start suits models with a decoder. An encoder has no
+    start, therefore, unless the experiment or the command line chooses a masked LM as its objective.
     """
     start = experiment.start
     if not start.steps or start.model:
         return False
     return start.objective.is_mlm or phase_model(experiment, 0).has_decoder
-
-
-def branch_step(experiment: Experiment, fraction: float) -> int:
-    """Return the step that is nearest to a fraction of pre-training, at least 1."""
-    return max(round(fraction * experiment.pretraining.steps), 1)
 
 
 # settings of data that say how it is loaded
@@ -340,7 +340,7 @@ def pretraining_settings(experiment: Experiment, task: str = "") -> Experiment:
     tuning_for_pretraining = replace(BASELINE.tuning, mixtures=mixtures, inputs_length=tuning.inputs_length)
     if experiment.finetuning.steps:
         return replace(relevant, mixing=mixing, tuning=tuning_for_pretraining)
-    # Without fine-tuning the pre-trained model itself is scored, on so many examples.
+    # Without fine-tuning the pre-trained model itself is scored, on this many examples.
     scored = replace(
         tuning_for_pretraining,
         evaluation_examples=tuning.evaluation_examples,
@@ -418,18 +418,19 @@ def pretraining_batches(
 def corpus_batches(experiment: Experiment, inputs: Inputs) -> Batches:
     """Return the batches of pre-training on the corpus alone.
 
-    With ``pretraining.steps_per_row`` (truncated backpropagation through time) a row lasts several steps.
+    With ``pretraining.steps_per_row`` (truncated backpropagation through time) a row of text is read over
+    several steps.
     """
     data, training = experiment.data, experiment.pretraining
     tbptt, lengths = training.tbptt, compute_lengths(experiment.objective, data.inputs_length)
     if tbptt is None:
         return pretraining_batches(experiment, inputs, "train")
-    long = replace(
+    with_long_rows = replace(
         experiment,
         data=replace(data, inputs_length=data.inputs_length * tbptt.chunks_per_row),
         pretraining=replace(training, steps=-(-training.steps // tbptt.chunks_per_row)),
     )
-    rows = pretraining_batches(long, inputs, "train").rows
+    rows = pretraining_batches(with_long_rows, inputs, "train").rows
     return Batches(TBPTTRows(rows, lengths, tbptt.rows, tbptt.chunks_per_row), tbptt.rows)
 
 
@@ -508,7 +509,7 @@ def denoiser_batches(
 ) -> dict[str, list[Batch]]:
     """Return this process's part of held-out batches of each denoiser of a mixture; {} without a mixture.
 
-    Of ``max_batches`` each has its share, and at least one.
+    ``max_batches`` are divided among the denoisers by weight; each gets at least one.
     """
     if not experiment.objective.mixture:
         return {}
@@ -517,8 +518,8 @@ def denoiser_batches(
     total = sum(denoiser.weight for denoiser in rows.denoisers)
     found: dict[str, list[Batch]] = {}
     for index, denoiser in enumerate(rows.denoisers):
-        shares = range(max(round(count * denoiser.weight / total), 1))
-        made = [rows.denoiser_batch(index, np.arange(size) + size * number) for number in shares]
+        num_batches = max(round(count * denoiser.weight / total), 1)
+        made = [rows.denoiser_batch(index, np.arange(size) + size * n) for n in range(num_batches)]
         found[denoiser.name] = rows_of_process(mesh, size, made)
     return found
 
@@ -545,8 +546,8 @@ def document_values(
     """Return the likelihood of held-out documents as values for the log; {} without documents.
 
     Documents are read in windows as long as the sequences of training. Every window of a document but the
-    first scores its second half, with its first half as context. Masked diffusion gives a bound, and reads
-    a [SEP] where a decoder reads EOS.
+    first scores its second half, with its first half as context. For masked diffusion the value is a bound,
+    and documents end in [SEP] instead of EOS.
     """
     if not text.documents:
         return {}

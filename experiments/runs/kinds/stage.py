@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from experiments.runs.status import StageLog, saved_steps
 from experiments.runs.vocabulary import store_vocabulary, vocabulary_corpus
 from experiments.study.experiment import Experiment, PhaseConfig
 from experiments.study.settings_diff import result_settings
+from lm.config.base import SettingError
 from lm.data.batches import Batches
 from lm.data.corpus.files import Split
 from lm.data.tasks.labelled import LabelledTask, find_labelled
@@ -27,7 +29,7 @@ from lm.train.runtime.log import packages
 
 SPLITS: tuple[Split, ...] = ("train", "validation")  # splits of a corpus
 CORPUS = "corpus"  # name of the corpus among the tasks of a mixture
-READ_ORDER = "in shards, by streams"  # order in which a corpus is read; recorded with each stage
+READ_ORDER = "in shards, by streams"  # version of the order in which a corpus is read; recorded per stage
 
 TaskScores = dict[str, dict[str, Any]]  # task -> its entry in scores.json
 
@@ -43,7 +45,7 @@ class Stage(ABC):
 
     ensemble_name: str  # name of the stage without the number of the member
     member: int | None  # number of the ensemble member; None: there is one model, or all members share it
-    task_names: tuple[str, ...]  # mixtures that it is trained on; for a head or a tagger its only task
+    task_names: tuple[str, ...]  # mixtures it is trained on; a head or tagger has exactly one task instead
     settings: Experiment  # with the seed of the ensemble member
     folder: Path
     parent: "Stage | None" = None  # the stage whose model it starts from; None: random parameters
@@ -67,12 +69,12 @@ class Stage(ABC):
 
     @property
     def is_compared(self) -> bool:
-        """Return whether rows are compared by its scores, as ``paths.is_compared`` says."""
+        """Return whether its scores are used to compare experiments (see ``paths.is_compared``)."""
         return is_compared(self.ensemble_name)
 
     @property
     def is_start(self) -> bool:
-        """Return whether it is the start: a short pre-training that rows share, before their own.
+        """Return whether it is the start: a short pre-training that experiments share, before their own.
 
         It is not scored.
         """
@@ -80,7 +82,7 @@ class Stage(ABC):
 
     @property
     def first_step(self) -> int:
-        """Return the step that its training begins with: those of the phases before it count on."""
+        """Return the step before its first update; steps are counted on from phases before it."""
         return 0
 
     @property
@@ -132,7 +134,7 @@ class Stage(ABC):
     def lengths(self) -> Lengths:
         """Return the lengths of its sequences, as the settings give them."""
         length = self.settings.tuning.inputs_length
-        return Lengths(length, length, 0)
+        return Lengths(raw=length, inputs=length, targets=0)
 
     # ---- data
 
@@ -140,7 +142,7 @@ class Stage(ABC):
     def tasks(self) -> dict[str, list[BaseTask]]:
         """Return the tasks that it is trained on ("train") and scored on ("validation", "report").
 
-        Checkpoints are chosen on validation rows; the chosen one is scored on report rows.
+        Checkpoints are chosen on validation rows; the chosen one is scored on report rows, the test set.
         """
         train: list[BaseTask] = [task for name in self.task_names for task in mixture(name) if task.train]
         validation: list[BaseTask] = [task for name in self.scored_on for task in mixture(name).evaluated]
@@ -163,12 +165,17 @@ class Stage(ABC):
         return rows
 
     def fingerprints(self, sources: Sources) -> dict[str, str]:
-        """Return ``{"corpus train": fingerprint, ...}`` of every split that it reads."""
+        """Return ``{"corpus train": fingerprint, ...}``: of the run's corpus and the stage's tasks.
+
+        "documentation" is the digest of the built-in text, "vocabulary train" the corpus of the vocabulary,
+        "corpus is read" the order of reading, and "TASK file" the file of a task.
+        """
         found, data = {}, self.settings.data
-        for split in SPLITS if reads_corpus(self.settings) else ():
-            found[f"{CORPUS} {split}"] = sources.corpus_fingerprint(data.corpus, split)
-        if reads_corpus(self.settings) and (digest := sources.documentation_digest(data.corpus)):
-            found["documentation"] = digest
+        if reads_corpus(self.settings):
+            for split in SPLITS:
+                found[f"{CORPUS} {split}"] = sources.corpus_fingerprint(data.corpus, split)
+            if digest := sources.documentation_digest(data.corpus):
+                found["documentation"] = digest
         if corpus := vocabulary_corpus(self.settings):
             found["vocabulary train"] = sources.corpus_fingerprint(corpus, "train")
         found[f"{CORPUS} is read"] = READ_ORDER
@@ -180,7 +187,7 @@ class Stage(ABC):
         return found
 
     def data_fingerprints(self, inputs: Inputs) -> dict[str, str]:
-        """Return ``fingerprints``, and those of what is made of its text before training."""
+        """Return ``fingerprints``, and those of data made from the text before training (collocations)."""
         found = self.fingerprints(inputs.sources)
         if self.needs_collocations and inputs.collocations is not None:
             found[provenance.COLLOCATIONS] = inputs.collocations.fingerprint
@@ -212,9 +219,10 @@ class Stage(ABC):
             state = "new"
         current = self.provenance(inputs)
         provenance.check(self.folder, current, state, allow, say)
-        # If another vocabulary is allowed, a finished stage keeps the one that it was trained with.
-        if provenance.read(self.folder)["vocabulary"] == current["vocabulary"]:
-            store_vocabulary(self.folder, inputs.vocabulary)
+        # A finished stage keeps its vocabulary if another one, or a record that cannot be read, is allowed.
+        with suppress(SettingError):
+            if provenance.read(self.folder)["vocabulary"] == current["vocabulary"]:
+                store_vocabulary(self.folder, inputs.vocabulary)
 
     # ---- training
 
@@ -244,7 +252,7 @@ class Stage(ABC):
 
     @abstractmethod
     def parameters(self) -> int:
-        """Return the number of parameters of its model, without heads."""
+        """Return the number of parameters of its model, without fine-tuning heads and generators."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from experiments.processes.progress import reporting
 from experiments.runs import prepare, provenance, run, sources
 from experiments.runs.kinds.counts import CountStage
 from experiments.runs.kinds.finetuning import Finetuning
-from experiments.runs.kinds.network import NetworkStage, encode_ahead
+from experiments.runs.kinds.network import NetworkStage, pretokenize_ahead
 from experiments.runs.kinds.stage import LabelledStage, Stage
 from experiments.runs.run import Run
 from experiments.runs.sources import Sources
@@ -126,7 +126,7 @@ def test_text_is_tokenized_ahead_for_every_kind_of_rows(row, runs):
     (stage,) = (each for each in stages(experiment) if each.name == "pretraining")
     assert (stage.lengths.inputs, stage.lengths.targets) == (batches.lengths.inputs, batches.lengths.targets)
     before = batches(0, slice(0, 2))
-    with encode_ahead(batches, [slice(0, 2)], 1):
+    with pretokenize_ahead(batches, [slice(0, 2)], 1):
         after = batches(0, slice(0, 2))
     assert {name: x.tolist() for name, x in before.features().items()} == {
         name: x.tolist() for name, x in after.features().items()

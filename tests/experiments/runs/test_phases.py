@@ -161,7 +161,7 @@ def test_an_optimiser_that_ends_with_its_phase_leaves_the_next_one_its_parameter
     assert int(begun.step) == 4
     fresh = main.steps(mesh).initial_state(main.settings.seed)
     assert_equal_arrays(sharding.named(begun.opt_state), sharding.named(fresh.opt_state))
-    before = first.trained(mesh)  # the average of the parameters, since one is kept
+    before = first.restore_state(mesh)  # the average of the parameters, since one is kept
     assert_equal_arrays(begun.params, before.params)
 
 
@@ -180,7 +180,7 @@ def test_a_causal_encoder_sees_nothing_that_follows_and_reads_both_ways_in_fine_
     tokens = np.arange(20, dtype=np.int32)[None] + 20
     others = np.where(np.arange(20) < 10, tokens, 7)
     for stage, is_causal in ((first, True), (main, False), (tuned, False), (branch, False)):
-        model = stage.trained_body(mesh)
+        model = stage.restore_body(mesh)
         before, after = (model.features(Batch(encoder=Side(tokens=x)))[:, :10] for x in (tokens, others))
         assert bool((np.asarray(before) == np.asarray(after)).all()) == is_causal
     assert branch.parent == first and (tuned.parent, branch.parent_step) == (main, 2)
@@ -412,3 +412,14 @@ def test_the_tokens_that_a_row_reads_are_those_of_its_texts_in_all_phases():
     assert tokens_of_text(build("now/3-denoisers/ul2", "nano")) > rows * 79
     half = {"pretraining.phases": (PretrainingPhase(0.5, OBJECTIVES["span-corruption"]),)}
     assert rows * 63 < tokens_of_text(build(name, "nano", half)) < rows * 79
+
+
+def test_every_branch_starts_from_a_step_that_its_phase_keeps(cache):
+    experiment = encoder(
+        replace(CAUSAL, share=0.5), pretraining__steps=100, tuning__branches=(0.001, 0.3, 1.0)
+    )
+    found = stages(experiment, cache.parent / "rounded", cache)
+    finetunings = [stage for stage in found if stage.has_head]
+    assert [stage.parent_step for stage in finetunings] == [100, 30, 1]
+    for stage in finetunings:
+        assert stage.parent_step in stage.parent.branch_steps

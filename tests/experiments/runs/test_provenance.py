@@ -24,6 +24,7 @@ from experiments.cli.train import train_row
 from experiments.processes.progress import reporting
 from experiments.report.results import find_results
 from experiments.runs import provenance, status
+from experiments.runs.kinds.stage import Stage
 from experiments.runs.result import check_settings
 from experiments.runs.run import Run
 from experiments.runs.sources import Sources
@@ -185,6 +186,16 @@ def test_a_record_that_is_missing_edited_or_damaged_is_not_taken_for_the_same(tm
         provenance.check(tmp_path, NOW, "begun", NONE)
     provenance.check(tmp_path, NOW, "begun", frozenset(provenance.PARTS), str)
     provenance.check(tmp_path, NOW, "begun", NONE)
+
+
+def test_a_finished_stage_whose_record_is_damaged_is_accepted_on_request_and_keeps_its_vocabulary(tmp_path):
+    stage = SimpleNamespace(folder=tmp_path, provenance=lambda inputs: NOW)
+    (tmp_path / "origin.json").write_text(EDITED)
+    said = []
+    with pytest.raises(SettingError, match="was edited or damaged"):
+        Stage.check_provenance(stage, None, True, NONE, said.append)
+    Stage.check_provenance(stage, None, True, frozenset(provenance.PARTS), said.append)
+    assert "allowed:" in said[0] and [path.name for path in tmp_path.iterdir()] == ["origin.json"]
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():

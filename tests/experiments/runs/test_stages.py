@@ -195,8 +195,8 @@ def test_a_run_that_is_torn_from_every_stage_comes_to_what_it_does_without(finis
     mesh = sharding.make_mesh(torn[0].settings.mesh)
     for whole, other in zip(finished, torn, strict=True):
         assert whole.folder != other.folder
-        for name, value in whole.trained(mesh).params.items():
-            np.testing.assert_array_equal(value, other.trained(mesh).params[name])
+        for name, value in whole.restore_state(mesh).params.items():
+            np.testing.assert_array_equal(value, other.restore_state(mesh).params[name])
     begun = {stage.name: len(json.loads((stage.folder / "run.json").read_text())["starts"]) for stage in torn}
     assert begun["start"] == 1 and begun["pretraining"] > 2
 
@@ -209,7 +209,7 @@ def test_a_branch_learns_and_scores_what_a_run_does_whose_pretraining_ended_ther
     shorter = followed(short, cache.parent / "tiny" / "short" / "seed-0", cache)
     assert shorter[0].folder == finished[0].folder != main.folder != shorter[1].folder
     mesh = sharding.make_mesh(main.settings.mesh)
-    learnt, due = (stage.trained(mesh).params for stage in (branch, shorter[-1]))
+    learnt, due = (stage.restore_state(mesh).params for stage in (branch, shorter[-1]))
     for name, value in learnt.items():
         np.testing.assert_array_equal(value, due[name])
     result, other = (read_result(stage.folder.parents[1]) for stage in (tuned, shorter[-1]))

@@ -56,7 +56,7 @@ def trained_run(cache, name, experiment):
 
 
 def params(stage):
-    state = stage.trained(sharding.make_mesh(stage.settings.mesh))
+    state = stage.restore_state(sharding.make_mesh(stage.settings.mesh))
     return {name: np.asarray(value) for name, value in state.params.items()}
 
 
