@@ -60,8 +60,11 @@ def pop_study_option(arguments: Sequence[str]) -> list[str]:
 
 
 def study_files() -> list[Path]:
-    """Return the modules that the environment names."""
-    return [Path(name) for name in os.environ.get(STUDY, "").split(os.pathsep) if name]
+    """Return the modules that the environment names, as absolute paths; each once, however it is spelt."""
+    files: dict[str, Path] = {}
+    for name in filter(None, os.environ.get(STUDY, "").split(os.pathsep)):
+        files.setdefault(os.path.realpath(name), Path(name).absolute())
+    return [*files.values()]
 
 
 def plugin_arguments() -> list[str]:
@@ -98,7 +101,7 @@ def load_study() -> None:
         module = sys.modules.get(file.stem)
         if module is None:
             _load(file)
-        elif module.__spec__ is None or module.__spec__.origin != str(file):
+        elif os.path.realpath(module.__spec__ and module.__spec__.origin or "") != os.path.realpath(file):
             raise SettingError(
                 f"{STUDY_OPTION} {relative(file)}: a module {file.stem!r} is loaded already; rename it"
             )

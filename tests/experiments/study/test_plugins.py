@@ -403,6 +403,17 @@ def test_a_module_that_is_not_there_or_is_called_as_another_is_refused(loads, tm
         loads(json="")
 
 
+def test_a_module_is_loaded_once_however_its_path_is_spelt(loads, tmp_path, monkeypatch):
+    (tmp_path / "my.py").write_text("import sys\nsys.loads_of_my = getattr(sys, 'loads_of_my', 0) + 1\n")
+    (tmp_path / "linked").symlink_to(tmp_path)
+    spellings = "my.py", str(tmp_path / "my.py"), "./linked/my.py"
+    for names in (*spellings, os.pathsep.join(spellings)):
+        monkeypatch.setenv(STUDY, names)
+        load_study()
+        assert len(plugins.study_files()) == 1 and plugins.study_files()[0].is_absolute()
+    assert sys.__dict__.pop("loads_of_my") == 1
+
+
 def test_an_error_in_what_a_module_added_names_its_line(loads):
     loads(
         mine="from lm.data.tasks.task_files import TEXT_METRICS\n\n\ndef score(targets, predictions):\n"
@@ -459,6 +470,7 @@ def test_what_is_sent_to_another_process_brings_the_modules_along(loads, tmp_pat
     loads(**{name.removesuffix(".py"): MODULES[name] for name in ("my_objectives.py", "my_tasks.py")})
     sent = [build("hidden/even", "nano").objective, *mixture("words"), *mixture("words-backwards")]
     (tmp_path / "sent").write_bytes(pickle.dumps(sent))
+    os.environ[STUDY] = os.pathsep.join(("my_objectives.py", "my_tasks.py"))  # relative, as a user may write
     code = (
         "import pickle; one, *tasks = pickle.load(open('sent', 'rb')); "
         "print(one.corruption.fits_without_trimming, len(tasks))"
