@@ -106,7 +106,7 @@ class Jobs(Generic[Job]):
                 self.show(jobs[number], message)
             if status is not None:
                 del self.children[number]
-                self.end(jobs[number], death(status) if self.signal is None else None)
+                self.end(jobs[number], death(status, child.has_sent) if self.signal is None else None)
                 yield number, exit_code(status)
 
     def _terminate(self) -> None:
@@ -127,10 +127,15 @@ class Jobs(Generic[Job]):
                 signal.signal(number, handler if self.signal is None else signal.SIG_IGN)
 
 
-def death(status: int) -> str | None:
-    """Return why a process ended, if it cannot have reported that: a signal, or an exit code not of ours."""
+def death(status: int, has_sent: bool) -> str | None:
+    """Return why a process ended, if it cannot have reported that.
+
+    So ends a signal, an exit code not of ours, and an error before it has sent anything.
+    """
     if status < 0:
         return killed_by(-status)
+    if status == EXIT_CODES["failed"] and not has_sent:
+        return "its process failed before it began; the error is printed above"
     return None if status in EXIT_CODES.values() else f"its process ended with exit code {status}"
 
 
@@ -143,6 +148,7 @@ class Child:
     def __init__(self, work: Work[Job], job: Job, place: int, variables: Mapping[str, str]):
         self.place = place
         self.is_connected = True  # it has not closed its end of the pipe
+        self.has_sent = False  # anything to be shown
         self.receiver, sender = FORKSERVER.Pipe(duplex=False)
         flags = f"{os.environ.get('XLA_FLAGS', '')} {XLA_ONE_THREAD}".strip()
         environment = {**os.environ, **ONE_THREAD, "XLA_FLAGS": flags, **variables}
@@ -154,7 +160,9 @@ class Child:
         """Yield what the process has sent until now."""
         try:
             while self.is_connected and self.receiver.poll():
-                yield self.receiver.recv()
+                message = self.receiver.recv()
+                self.has_sent = True
+                yield message
         except (EOFError, OSError):  # it is gone
             self.is_connected = False
 

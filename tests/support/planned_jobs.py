@@ -16,6 +16,8 @@ from experiments.processes.jobs import Jobs
 def work(plan, send):
     assert os.environ["NPROC"] == "1", "a job should compute with one thread"
     assert "colorsys" in sys.modules, "the server should have imported it"
+    if plan == "cannot begin":
+        raise ImportError("of a module that it needs")
     send(os.getpid())
     if plan == "waits":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))

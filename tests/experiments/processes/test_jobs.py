@@ -83,6 +83,15 @@ def test_a_job_whose_process_is_killed_fails_alone():
     assert len({*pids}) == len(pids) == 6
 
 
+def test_a_job_whose_process_fails_before_it_says_anything_is_reported():
+    process = start("cannot begin", 0, 1, stderr=subprocess.PIPE)
+    out, errors = process.communicate(timeout=200)
+    assert out.splitlines()[-1] == "codes [1, 0, 1] None" and "of a module that it needs" in errors
+    assert re.findall(r"(?m)^(.*) ended (?!None)(.*)$", out) == [
+        ("cannot begin", "its process failed before it began; the error is printed above")
+    ], out
+
+
 @pytest.mark.parametrize("group", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_all_jobs_and_nothing_more_is_begun(number, group):
