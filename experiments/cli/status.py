@@ -4,15 +4,16 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.cli.run_names import names_of
-from experiments.console import CONSOLE, MISSING, RUNS, show_listing
+from experiments.console import MISSING, RUNS, print_line, show_listing
 from experiments.processes.progress import duration
+from experiments.runs.paths import SETTINGS
 from experiments.study.names import RESERVED_SCALES, RESERVED_TABLES
 from experiments.study.paths import check_runs
 from lm.config.base import SettingError
@@ -26,6 +27,13 @@ NO_RUNS = {*RESERVED_SCALES, *RESERVED_TABLES}  # folders beside those of runs
 SILENT = 1_800.0  # a run on another host that has written nothing for so long has stopped [seconds]
 HEADS = ("run", "state", "stage", "steps", "loss", "last record", "time of steps left")
 LINE = 65_536  # bytes from the end of metrics.jsonl that hold its last record
+
+
+class Found(NamedTuple):
+    """Holds what the runs of a folder say."""
+
+    runs: "list[Progress]"
+    unreadable: dict[Path, str]  # folders of runs whose files cannot be read, and why
 
 
 @dataclass(frozen=True)
@@ -56,14 +64,17 @@ def status(*, runs: Path = RUNS, all: bool = False) -> None:
         all: Also list the runs that have finished.
     """
     check_runs(runs)
-    found = sorted(progresses(runs), key=lambda each: each.seen, reverse=True)
-    if not found:
+    found, unreadable = find_progress(runs)
+    if not found and not unreadable:
         raise SettingError(f"{runs} holds no run; `lm run ROW` starts one")
     shown = [each for each in found if all or each.state != "finished"]
     if shown:
+        shown.sort(key=lambda each: each.seen, reverse=True)
         show_listing(HEADS, [row_of(each, time.time()) for each in shown])
+    for line in unreadable_lines(unreadable):
+        print_line(line)
     finished = sum(each.state == "finished" for each in found)
-    CONSOLE.print(f"{finished} of {len(found)} runs have finished", highlight=False)
+    print_line(f"{finished} of {len(found) + len(unreadable)} runs have finished")
 
 
 def row_of(progress: Progress, now: float) -> tuple[str, ...]:
@@ -77,16 +88,32 @@ def row_of(progress: Progress, now: float) -> tuple[str, ...]:
     return progress.run, progress.state, progress.stage, steps, loss, ago, end
 
 
-def progresses(runs: Path) -> Iterator[Progress]:
-    """Yield the progress of each run in a folder of runs; runs whose files are damaged are left out."""
+def find_progress(runs: Path) -> Found:
+    """Return the progress of each run in a folder of runs, and the runs that cannot be read."""
+    found = Found([], {})
     for folder in run_folders(runs):
-        with suppress(SettingError, OSError):
-            yield progress_of(folder, runs)
+        try:
+            found.runs.append(progress_of(folder, runs))
+        except (SettingError, OSError) as error:
+            if (folder / SETTINGS).exists():  # it was not deleted meanwhile
+                found.unreadable[folder] = str(error)
+    return found
+
+
+def unreadable_lines(unreadable: Mapping[Path, str]) -> list[str]:
+    """Return a line for each reason why runs cannot be read: how many, and what one of them says."""
+    reasons: dict[str, list[str]] = {}
+    for folder, reason in unreadable.items():
+        reasons.setdefault(reason.replace(str(folder), ""), []).append(reason)
+    return [
+        f"{len(same)} run{'s are' if len(same) > 1 else ' is'} not shown: {same[0]}"
+        for same in reasons.values()
+    ]
 
 
 def run_folders(folder: Path) -> Iterator[Path]:
     """Yield the folders of runs at or below ``folder``, without looking into their stages."""
-    if (folder / "settings.json").exists():
+    if (folder / SETTINGS).exists():
         yield folder
         return
     for child in sorted(folder.iterdir() if folder.is_dir() else ()):
@@ -110,7 +137,7 @@ def progress_of(folder: Path, runs: Path) -> Progress:
         done[stage.name] = min(step, stage.training.steps) - stage.first_step
     begun = [stage for stage in stages if records[stage.name] or (stage.folder / "run.json").exists()]
     last = max(begun, key=lambda stage: last_change(stage.folder), default=stages[0])
-    seen = last_change(last.folder) or (folder / "settings.json").stat().st_mtime
+    seen = last_change(last.folder) or (folder / SETTINGS).stat().st_mtime
     return Progress(
         run=name + names,
         state="finished" if (folder / "scores.json").exists() else state_of(last, seen),

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from experiments.cli.status import progresses, status
+from experiments.cli.status import find_progress, status
 from experiments.runs.paths import save_settings
 from experiments.runs.stages import stages
 from experiments.study.registry import build
@@ -49,7 +49,7 @@ def test_a_run_has_the_state_of_its_process_its_steps_and_the_time_that_is_left(
     begin(tmp_path, 1, 100, status="running", pid=gone)
     begin(tmp_path, 2, 100, status="NonFiniteLoss: step 101")
     (begin(tmp_path, 3, 300) / "scores.json").write_text("{}")
-    found = list(progresses(tmp_path))
+    found = find_progress(tmp_path).runs
     assert [each.state for each in found] == [
         "running",
         "stopped",
@@ -72,6 +72,24 @@ def test_finished_runs_are_listed_when_asked_for_and_a_folder_without_runs_is_re
     assert "seed-1" in capsys.readouterr().out
     with pytest.raises(SettingError, match="`lm run ROW`"):
         status(runs=tmp_path / "elsewhere")
+
+
+def test_runs_that_cannot_be_read_are_counted_and_each_reason_is_named_once(tmp_path, capsys):
+    (begin(tmp_path, 0, 300) / "scores.json").write_text("{}")
+    damaged = begin(tmp_path, 1, 100) / "settings.json"
+    damaged.write_text(damaged.read_text() + "}")
+    for seed in (2, 3):  # with the noise of a study module that is not named
+        folder = begin(tmp_path, seed, 100)
+        settings = json.loads((folder / "settings.json").read_text())
+        settings["objective"]["noise"] = "mine"
+        (folder / "settings.json").write_text(json_with_checksum(settings))
+        (folder / "origin.json").write_text(json_with_checksum({"code": {"--study my.py": ""}}))
+    status(runs=tmp_path)
+    *_, first, second, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("1 run is not shown: ") and str(damaged) in first
+    assert second.startswith("2 runs are not shown: ") and "noise='mine'" in second
+    assert second.endswith("--study my.py")
+    assert last == "1 of 4 runs have finished"
 
 
 def test_no_training_code_is_imported():
