@@ -9,6 +9,7 @@ settings are imported here.
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from experiments.study.experiment import Experiment
@@ -17,7 +18,8 @@ from experiments.study.plugins import needed_study
 from lm.config.base import SettingError, from_json, nearest, to_json
 from lm.files import json_with_checksum, parse_with_checksum, write
 
-SETTINGS, PATHS = "settings.json", "paths.json"  # in the folder of a run
+SETTINGS, PATHS, SCORES = "settings.json", "paths.json", "scores.json"  # in the folder of a run
+STAGES = "phases"  # what scores.json calls the folders of stages, also in published results
 CACHE = (
     "LM_CACHE"  # environment variable: the cache of all runs that are opened, in place of the recorded one
 )
@@ -177,4 +179,16 @@ def load_settings(run: Path) -> Experiment:
     try:
         return from_json(Experiment, json.dumps(parse_with_checksum(path.read_bytes(), path)))
     except (SettingError, OSError) as error:
-        raise SettingError(f"{path} cannot be read: {error}{needed_study(run)}") from error
+        study = needed_study([run, *_stage_folders(run)])
+        raise SettingError(f"{path} cannot be read: {error}{study}") from error
+
+
+def _stage_folders(run: Path) -> list[Path]:
+    """Return the folders of a finished run's stages, which may lie outside of its own; [] if unknown."""
+    path = run / SCORES
+    with suppress(SettingError, OSError):
+        folders = parse_with_checksum(path.read_bytes(), path).get(STAGES)
+        scale = scale_folder(run, find_cache(run))
+        named = map(str, folders.values() if isinstance(folders, dict) else ())
+        return [scale / name for name in named if scale in Path(os.path.normpath(scale / name)).parents]
+    return []

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.runs.paths import find_cache, scale_folder
+from experiments.runs.paths import STAGES, find_cache, scale_folder
 from experiments.study.experiment import Experiment
 from experiments.study.settings_diff import flatten, result_settings, setting_changes
 from lm.config.base import DataError, SettingError
@@ -22,7 +22,6 @@ from lm.metrics import Likelihood
 SIGNED = {"matthews", "pearson", "spearman"}  # metrics that may be below 0
 # metrics that are no shares -> least and largest value
 UNBOUNDED = {"loss": (0, 700), "bits_per_byte": (0, 700), "bits_above_chance": (-1e4, 64)}
-STAGES = "phases"  # what scores.json calls the folders of stages, also in published results
 COUNTED = ("tokens", "words", "bytes")  # of held-out documents: numbers of ``Likelihood``
 DOCUMENTS = "documents/"  # before the names of what records say of held-out documents
 DENOISERS = "denoisers/"  # before the names of denoisers, whose held-out losses records say

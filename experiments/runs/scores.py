@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.runs.kinds.stage import Stage
+from experiments.runs.paths import STAGES
 from experiments.runs.result import (
     DENOISERS,
     DOCUMENTS,
-    STAGES,
     likelihood_numbers,
     likelihood_of,
     write_result,

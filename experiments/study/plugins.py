@@ -10,7 +10,8 @@ import copyreg
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -83,12 +84,13 @@ def location_in_study(error: BaseException) -> str:
     return ""
 
 
-def needed_study(folder: Path) -> str:
-    """Return ``"; it was trained with --study my_rows.py"`` if the run in ``folder`` was, else ``""``."""
+def needed_study(folders: Iterable[Path]) -> str:
+    """Return ``"; it was trained with --study my_rows.py"`` if a stage below ``folders`` was, else ""."""
     names: list[str] = []
-    for file in folder.rglob(ORIGIN_FILE):
-        code = parse_with_checksum(file.read_bytes(), file).get("code", {})
-        names += [name for name in code if name.startswith(STUDY_OPTION)]
+    for file in (file for folder in folders for file in folder.rglob(ORIGIN_FILE)):
+        with suppress(SettingError, OSError):  # of a damaged record
+            code = parse_with_checksum(file.read_bytes(), file).get("code", {})
+            names += [name for name in code if name.startswith(STUDY_OPTION)]
     return f"; it was trained with {' '.join(dict.fromkeys(names))}" if names else ""
 
 

@@ -18,6 +18,7 @@ from experiments.__main__ import dispatch
 from experiments.runs import provenance
 from experiments.runs.kinds.pretraining import pretraining_spec
 from experiments.runs.paths import load_settings, save_settings
+from experiments.runs.result import write_result
 from experiments.study import plugins, registry
 from experiments.study.plugins import STUDY, load_study, location_in_study, pop_study_option
 from experiments.study.registry import build, find
@@ -441,14 +442,19 @@ def test_a_run_is_not_resumed_without_its_modules_or_with_others(loads, tmp_path
         provenance.check(tmp_path, current(), "begun", frozenset())
 
 
-def test_settings_that_only_a_module_knows_are_said_to_need_it(loads, tmp_path):
+@pytest.mark.parametrize("stage", ["run/pretraining", "pretraining/0123"])
+def test_settings_that_only_a_module_knows_are_said_to_need_it(stage, loads, tmp_path):
+    """Also where all of its stages are shared with other runs, and lie outside of its folder."""
     loads(
         mine="from lm.objectives.corruption import NOISES, Noise\n"
         "NOISES['mine'] = Noise(NOISES['iid'].mask)\n"
     )
-    run = tmp_path / "run"
-    save_settings(run, build("gpt/base", "nano", {"objective.noise": "mine"}))
-    provenance.record(run / "pretraining", {"code": provenance.code()})
+    run = tmp_path / "nano" / "run"
+    save_settings(run, build("gpt/base", "nano", {"objective.noise": "mine"}), tmp_path / "cache")
+    folder = tmp_path / "nano" / stage
+    provenance.record(folder, {"code": provenance.code()})
+    scores = {"columns": {}, "tasks": {}, "held_out_loss": 3.0, "seconds": 1.0, "tokens": 9}
+    write_result(run, scores | {"phases": {"pretraining": stage}})
     assert load_settings(run).objective.noise == "mine"
     set_choices(Objective, "noise", {"iid": NOISES["iid"]})
     with pytest.raises(SettingError, match=r"--study mine\.py$"):
