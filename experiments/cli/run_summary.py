@@ -132,7 +132,7 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     lm = shlex.join(["lm", *plugin_arguments()])
     prompt = shlex.quote(prompt_of_text(experiment, folder))
     scale_folder, _ = _scale_folder(name, folder)
-    run, counts = shortest_name(folder, scale_folder.parent), experiment.counts.model
+    run, counts = shlex.quote(shortest_name(folder, scale_folder.parent)), experiment.counts.model
     if counts == "ngram":
         look = f"{lm} generate {run} --prompt {prompt} --temperature 1"
     elif counts != "none":
@@ -140,7 +140,7 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     elif experiment.finetuning.steps and any(map(is_task_file, experiment.tuning.heads[:1])):
         look = f"echo 'one text per line' | {lm} predict {run}"
     elif experiment.tuning.heads and not experiment.pretraining.steps:
-        look = f"{lm} eval tasks {run} {experiment.tuning.heads[0]}"
+        look = f"{lm} eval tasks {run} {shlex.quote(experiment.tuning.heads[0])}"
     elif experiment.model.has_decoder:
         mixtures = experiment.tuning.mixtures if experiment.finetuning.steps else ()
         model = f" --mixture {shlex.quote(task_name(mixtures[0]))}" if mixtures else ""

@@ -357,6 +357,15 @@ def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, co
     assert suggestions(row, build(row, "nano", changes), folder)[0] == command.replace("runs/a", str(folder))
 
 
+@pytest.mark.parametrize("row", ["gpt/base", "bert/base", "history/5-gram"])
+def test_what_to_try_is_read_by_a_shell_as_it_is_meant(row):
+    folder = Path("it's my runs/nano") / row / "seed-0"
+    changes = {"tuning.heads": ("my tasks/a.tsv",), "pretraining.steps": 0} if row == "bert/base" else {}
+    look, picture, report = map(shlex.split, suggestions(row, build(row, "nano", changes), folder))
+    assert str(folder) in look and str(folder) in picture and "it's my runs" in report
+    assert not changes or "my tasks/a.tsv" in look or "predict" in look
+
+
 @pytest.mark.parametrize(
     ("name", "folder", "words"),
     [
