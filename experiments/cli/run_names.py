@@ -66,7 +66,8 @@ def names_of(folder: Path, runs: Path) -> list[str]:
 def resolve_names(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with the folder of a run in place of each ``@NAME``.
 
-    The folder of runs is that of ``--runs`` if it is among the words. SettingError for a name of no run.
+    The folder of runs is that of ``--runs`` if it is among the words. The texts behind ``--prompt`` and
+    ``--text`` stay as they are. SettingError for a name of no run.
     """
     runs = RUNS
     for word, following in zip(words, [*words[1:], ""], strict=True):
@@ -74,8 +75,12 @@ def resolve_names(words: Sequence[str]) -> list[str]:
             runs = Path(following)
         elif word.startswith("--runs="):
             runs = Path(word.removeprefix("--runs="))
-    texts = {place + 1 for place, word in enumerate(words) if word in ("--prompt", "--text")}
-    return [word if place in texts else _resolve(word, runs) for place, word in enumerate(words)]
+    resolved, in_texts = [], False
+    for word in words:
+        if word.startswith("--"):
+            in_texts = word in ("--prompt", "--text")
+        resolved.append(word if in_texts else _resolve(word, runs))
+    return resolved
 
 
 def _resolve(word: str, runs: Path) -> str:

@@ -38,8 +38,11 @@ def test_a_name_is_looked_up_in_the_folder_of_runs_of_the_command(runs, tmp_path
         assert "other/nano/run" in resolve_names(words)
 
 
-def test_a_prompt_that_begins_with_an_at_sign_is_text(runs):
-    assert resolve_names(["--prompt", "@mine", "--text", "@mine"]) == ["--prompt", "@mine", "--text", "@mine"]
+def test_prompts_that_begin_with_an_at_sign_are_text(runs):
+    name_run(runs, "mine", RUN)
+    for texts in (["--prompt", "@mine", "--text", "@mine"], ["--prompt", "one", "@two", "@three"]):
+        assert resolve_names(texts) == texts
+        assert resolve_names(["@mine", *texts, "--run", "@mine"]) == [str(RUN), *texts, "--run", str(RUN)]
 
 
 def test_a_name_of_no_run_is_an_error_with_the_names_there_are(runs):
