@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
+from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -115,7 +116,14 @@ def _load(file: Path) -> None:
         raise SettingError(
             f"{STUDY_OPTION} {relative(file)} should be a Python file that is there, such as my_rows.py"
         )
-    source = file.read_text("utf-8", errors="replace")
+    if file.stem in sys.stdlib_module_names:
+        raise SettingError(f"{STUDY_OPTION} {relative(file)}: Python has a module {file.stem!r}; rename it")
+    found = PathFinder.find_spec(file.stem)
+    if found and found.origin and os.path.realpath(found.origin) != os.path.realpath(file):
+        raise SettingError(
+            f"{STUDY_OPTION} {relative(file)}: {found.origin} is a module {file.stem!r} too; rename it"
+        )
+    source = file.read_text("utf-8-sig", errors="replace")
     registries = _registries(source)
     entries = {name: dict(registry) for name, registry in registries.items()}
     tables = _tables()

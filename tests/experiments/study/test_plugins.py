@@ -415,6 +415,23 @@ def test_a_module_is_loaded_once_however_its_path_is_spelt(loads, tmp_path, monk
     assert sys.__dict__.pop("loads_of_my") == 1
 
 
+@pytest.mark.parametrize("name", ["wave", "sentencepiece", "launch"])  # of Python, of a package, of this one
+def test_a_module_that_would_replace_another_which_is_imported_later_is_refused(name, loads, monkeypatch):
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    for _ in range(2):
+        with pytest.raises(SettingError, match=rf"--study {name}\.py: .* module '{name}'.*; rename it$"):
+            loads(**{name: ""})
+        assert name not in sys.modules
+
+
+def test_a_module_may_begin_with_a_byte_order_mark(loads, tmp_path):
+    adds = IMPORTS + "add_table(make_table('a', '', {'b': {}}))\n"
+    (tmp_path / "my.py").write_text(adds, "utf-8-sig")
+    pop_study_option(["--study", "my.py"])
+    load_study()
+    assert "a/b" in registry.REGISTRY
+
+
 def test_an_error_in_what_a_module_added_names_its_line(loads):
     loads(
         mine="from lm.data.tasks.task_files import TEXT_METRICS\n\n\ndef score(targets, predictions):\n"
