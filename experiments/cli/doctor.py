@@ -13,10 +13,11 @@ from pathlib import Path
 from rich.markup import escape
 
 from experiments.cli.settings import Runs
+from experiments.cli.status import run_folders
 from experiments.console import RUNS, UNBROKEN
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.memory import has_glibc
-from experiments.runs.paths import COUNTS_FILE
+from experiments.runs.paths import COUNTS_FILE, find_cache, scale_folder
 from experiments.study.paths import check_runs
 from lm.config.base import DataError, SettingError
 from lm.data.corpus import tfds
@@ -38,7 +39,7 @@ def doctor(runs: Runs = RUNS, verify: tuple[Path, ...] = ()) -> None:
 
     Args:
         verify: Check every file of the checkpoints in these folders, and tables of counts, against the
-            checksums that were saved with them: folders of stages, of runs, or of many runs.
+            checksums that were saved with them: folders of stages, of runs, or of many runs, such as a row's.
     """
     check_runs(runs)
     if not verify:
@@ -120,14 +121,22 @@ def damage(name: str, cache: Path) -> str:
 def find_damage(folders: Sequence[Path]) -> int:
     """Print each checkpoint and table of counts, its size and whether it is damaged; return how many are.
 
-    A folder is that of a stage, of a run, whose pre-training may be elsewhere, or of many runs; SettingError
-    if it holds nothing to check.
+    A folder is that of a stage, of a run or of many, whose pre-trainings may be elsewhere; SettingError if it
+    holds nothing to check. A run that cannot be read, so that they are not known, counts as damaged.
     """
     bad, seen = 0, set()
     for folder in folders:
-        steps = [(parent, *step) for parent in _parents(folder) for step in manifest.steps(parent).items()]
+        parents, unreadable = [*_parents(folder)], []
+        for run in run_folders(folder):
+            try:
+                parents += _shared_parents(run, folder)
+            except SettingError as error:
+                unreadable.append(error)
+                print(error, flush=True)
+        bad += len(unreadable)
+        steps = [(parent, *step) for parent in parents for step in manifest.steps(parent).items()]
         counts = sorted(folder.rglob(COUNTS_FILE))
-        if not steps and not counts:
+        if not steps and not counts and not unreadable:
             raise SettingError(f"{folder} holds no checkpoint; name the folder of a run, or of many")
         for path in counts:
             fault = None if matches_checksum(path) else "does not fit its checksum"
@@ -147,15 +156,20 @@ def find_damage(folders: Sequence[Path]) -> int:
 
 
 def _parents(folder: Path) -> Iterator[Path]:
-    """The folders with checkpoints below ``folder``, and those of the pre-trainings that this run shares."""
+    """Yield the folders with checkpoints at or below ``folder``."""
     if manifest.steps(folder):
         yield folder
     for up, names, _ in os.walk(folder):
         if "checkpoints" in names:
             names.remove("checkpoints")
             yield Path(up, "checkpoints")
-    if (folder / "settings.json").exists():
-        from experiments.runs.stages import stages_of  # with jax
 
-        for stage in stages_of(folder):
-            yield stage.folder / "checkpoints"
+
+def _shared_parents(run: Path, folder: Path) -> list[Path]:
+    """Return the folders with checkpoints of a run's stages, unless all of its scale is in ``folder``."""
+    scale = scale_folder(run, find_cache(run))
+    if folder.resolve() in (scale, *scale.parents):
+        return []
+    from experiments.runs.stages import stages_of  # with jax
+
+    return [stage.folder / "checkpoints" for stage in stages_of(run)]

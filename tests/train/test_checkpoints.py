@@ -457,6 +457,26 @@ def test_verify_names_every_checkpoint_of_a_run_and_counts_the_bad_ones(copied, 
         find_damage([run, tmp_path / "runs" / "cache"])
 
 
+def test_verify_follows_the_runs_of_a_row_to_the_pretrainings_that_they_share(copied, tmp_path, capsys):
+    row, cache = tmp_path / "runs" / "nano" / "t5" / "row", tmp_path / "runs" / "cache"
+    experiment = build("t5/1-baseline/baseline", "nano", {})
+    for seed in range(2):
+        save_settings(row / f"seed-{seed}", experiment, cache)
+    shared = stages(experiment, row / "seed-0", cache)[0].folder / "checkpoints"
+    shared.parent.mkdir(parents=True)
+    copied[0].rename(shared)
+    assert find_damage([row]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        f"{shared}/1",
+        f"{shared}/2",
+    ]
+    (shared / "2" / "_METADATA").unlink()
+    (row / "seed-0" / "settings.json").write_text("{")
+    assert find_damage([row]) == 2
+    assert f"{row}/seed-0/settings.json cannot be read" in capsys.readouterr().out
+    assert find_damage([row.parent.parent]) == 1  # the whole scale, where settings are not needed
+
+
 def test_the_checkpoint_of_an_earlier_release_is_good_and_training_goes_on_from_it(tmp_path):
     for file in files(make_checkpoint.HERE):  # as git keeps it: without empty folders
         copy = tmp_path / file.relative_to(make_checkpoint.HERE)
