@@ -1,9 +1,10 @@
 """``lm data course``: the small trained models that the course draws."""
 
+import shlex
 from importlib.resources import as_file, files
 
 from experiments.cli.settings import Runs
-from experiments.console import RUNS, UNBROKEN
+from experiments.console import RUNS, print_line
 from experiments.study.names import COURSE_FOLDER
 from experiments.study.paths import check_runs
 
@@ -33,6 +34,7 @@ def data_course(runs: Runs = RUNS) -> None:
         if not folder.exists():
             with as_file(files("experiments") / "course" / f"{name}.npz") as file:
                 unpack_model(file, folder, runs / "cache")
-        UNBROKEN.print(f"  {str(folder):<22} {about}", highlight=False)
+        print_line(f"  {str(folder):<22} {about}")
     text = "Return the number of elements in the list."
-    UNBROKEN.print(f'Try: lm draw next {runs / COURSE_FOLDER / "gpt"} --text "{text}"', highlight=False)
+    command = ["lm", "draw", "next", str(runs / COURSE_FOLDER / "gpt"), "--text", text]
+    print_line(f"Try: {shlex.join(command)}")

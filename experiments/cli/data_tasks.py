@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatch
 
 from experiments.cli.settings import Runs
-from experiments.console import CONSOLE, RUNS, Cell, Sheet, show_sheet
+from experiments.console import CONSOLE, RUNS, Cell, Sheet, print_line, show_sheet
 from experiments.study.paths import check_runs
 from lm.config.base import SettingError, nearest
 from lm.data.corpus import tfds
@@ -46,7 +46,7 @@ def data_tasks(pattern: str = "*", /, runs: Runs = RUNS) -> None:
         CONSOLE.print(f"{names}: written by the first run that reads them", highlight=False)
     if missing - documentation:
         command = tfds.preparation_command("NAME", tfds.tfds_folders(cache)[0])
-        CONSOLE.print(f"To prepare a data set: {command}", highlight=False)
+        print_line(f"To prepare a data set: {command}")
 
 
 def _row_count(sizes: Mapping[str, int] | None, split: str | None) -> str:

@@ -64,13 +64,13 @@ def examine(runs: Path) -> None:
         ("versions", versions("jax", "jaxlib", "flax", "optax")),
         ("", versions("orbax-checkpoint", "grain")),
         ("", versions("tensorflow-datasets", "sentencepiece")),
-        ("data", f"looked for in {', '.join(map(str, tfds.tfds_folders(cache)))}"),
+        ("data", f"looked for in {escape(', '.join(map(str, tfds.tfds_folders(cache))))}"),
         *(("", f"tfds:{name}{damage(name, cache)}") for name in tfds.prepared_sets(cache)),
-        ("disk", f"{free:.1f} GiB free for {root}"),
+        ("disk", f"{free:.1f} GiB free for {escape(str(root))}"),
         (
             "",
             f"{token_cache_bytes(cache / TOKENS_FOLDER) / 2**30:.1f} GiB of encoded text in "
-            f"{cache / TOKENS_FOLDER}",
+            f"{escape(str(cache / TOKENS_FOLDER))}",
         ),
     ]
     if free < 1:
@@ -101,7 +101,7 @@ def unused_gpus(backend: str) -> list[str]:
 def about_memory() -> str:
     """Return how freed memory is kept between the steps of training on a CPU (docs/speed.md)."""
     if (given := os.environ.get("GLIBC_TUNABLES")) is not None:
-        return f"steps keep their memory as GLIBC_TUNABLES={given} says"
+        return f"steps keep their memory as GLIBC_TUNABLES={escape(given)} says"
     if not has_glibc():
         return "the C library is not glibc: each step of training takes its memory anew"
     return "steps on a CPU keep theirs for the next (GLIBC_TUNABLES, see Speed)"

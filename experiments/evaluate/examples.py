@@ -8,7 +8,7 @@ from textwrap import wrap
 import numpy as np
 from rich.markup import escape
 
-from experiments.console import CONSOLE, UNBROKEN
+from experiments.console import CONSOLE, UNBROKEN, print_line
 from experiments.runs.inputs import Inputs, mixture_lengths, reads_corpus
 from experiments.runs.kinds.pretraining import corpus_batches
 from experiments.runs.paths import phase_name
@@ -32,7 +32,7 @@ Part = tuple[str, str, str]  # of an example: its kind, length and text
 
 def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
     """Print ``count`` examples of each kind that an experiment trains on."""
-    data, tuning = prepare(experiment, cache, UNBROKEN.print), experiment.tuning
+    data, tuning = prepare(experiment, cache, print_line), experiment.tuning
     if reads_corpus(experiment):
         _show_pretraining(experiment, data, count)
     boundary = boundary_tokens(experiment.model, data.vocabulary)
@@ -42,7 +42,8 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
             source = task.rows("train", cache, experiment.data.corrupt_records)
             task.check_rows(source)
             examples = EncodedExamples(task, source, data.vocabulary)
-            UNBROKEN.print(f"[bold]{task.name}[/], {len(examples):,} examples, {_column(task.column)}")
+            note = f"{len(examples):,} examples, {_column(task.column)}"
+            UNBROKEN.print(f"[bold]{escape(task.name)}[/], {note}")
             few = [examples[index] for index in range(min(count, len(examples)))]
             size = len(few)
             batches = eval_batches(
@@ -54,7 +55,7 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
         source = labelled.rows("train", cache, experiment.data.corrupt_records)
         labelled.check_rows(source)
         note = f"examples for a head, {_column(labelled.column)}"
-        UNBROKEN.print(f"[bold]{labelled.name}[/], {len(source):,} {note}")
+        UNBROKEN.print(f"[bold]{escape(labelled.name)}[/], {len(source):,} {note}")
         _print_examples(_labelled(labelled, source[index]) for index in range(min(count, len(source))))
 
 

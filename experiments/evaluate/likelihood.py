@@ -75,7 +75,7 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
         cache = find_cache(run)
         texts = corpus_texts(file, scoring, cache)
         encode = encode_document
-        UNBROKEN.print(f"Corpus, as prepared for the run: {cache}")
+        print_line(f"Corpus, as prepared for the run: {cache}")
     else:
         texts = texts_of(Path(file))
         encode = encode_line

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.markup import escape
 
-from experiments.console import CONSOLE, RUNS, UNBROKEN, listing
+from experiments.console import CONSOLE, RUNS, listing, print_line
 from experiments.runs import provenance
 from experiments.runs.paths import find_cache, load_settings
 from experiments.runs.result import UNDEFINED
@@ -110,9 +110,9 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows, prom
         written.append(scores)
         lines.append((task.name, ", ".join(stage.name for stage in members), len(examples), metrics))
     show_scores(lines)
-    UNBROKEN.print(f"Tasks, as prepared for the run: {prepared}")
+    print_line(f"Tasks, as prepared for the run: {prepared}")
     for scores in written:
-        UNBROKEN.print(f"Answers and scores: {scores}")
+        print_line(f"Answers and scores: {scores}")
 
 
 def write_metrics(path: Path, rows: int, metrics: Mapping[str, Value]) -> None:
@@ -346,7 +346,7 @@ def warn_of_other_rows(task: BaseTask, split: str, stage: "Stage", prepared: Pat
     sources = Sources(prepared, stage.settings.data.corrupt_records)
     if known and sources.stored(task, split).fingerprint != known:
         note = f"these rows are not those that {stage.name} was trained with"
-        CONSOLE.print(f"[yellow]{task.name} {split}[/]: {note}")
+        CONSOLE.print(f"[yellow]{escape(task.name)} {split}[/]: {note}")
 
 
 def score_file(path: Path, name: str, rows: Rows) -> None:

@@ -31,3 +31,13 @@ def test_nothing_is_said_of_gpus_that_jax_uses_or_that_are_not_there(monkeypatch
     assert doctor.unused_gpus("cpu") and not doctor.unused_gpus("gpu")
     monkeypatch.setattr(doctor, "visible_gpus", list)
     assert not doctor.unused_gpus("cpu")
+
+
+@pytest.mark.parametrize("name", ["runs [old]", "runs [", "[bold]runs"])
+def test_folders_are_printed_as_they_are_called(name, tmp_path, monkeypatch, capsys):
+    runs = tmp_path / name
+    monkeypatch.setenv("TFDS_DATA_DIR", str(runs / "data"))
+    doctor.examine(runs)
+    out = capsys.readouterr().out
+    assert f"free for {runs}\n" in out and f"in {runs}/cache/tokens\n" in out
+    assert f"{runs}/data" in out
