@@ -202,6 +202,24 @@ def split_lines(text: str) -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
+def check_characters(value: Any, name: str) -> None:
+    """Raise SettingError if a text, or one of the texts in parsed JSON, has half of a character.
+
+    A terminal that does not write UTF-8 gives such halves, and JSON may: no tokenizer takes them.
+    """
+    if isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            check_characters(each, name)
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise SettingError(
+                f"{name}: character {error.start + 1} of {value!r:.60} is {value[error.start]!r}, half of a "
+                "character; write it in UTF-8 or leave it out"
+            ) from error
+
+
 def _seal_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 

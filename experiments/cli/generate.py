@@ -17,6 +17,7 @@ from experiments.evaluate.generation import (
 )
 from lm.config.base import SettingError, check_seed
 from lm.config.decoding import Decoding
+from lm.files import check_characters
 from lm.tokenizers.tokenizer import MASK
 
 GAP = re.compile(r"<mask>|<extra_id_\d+>")  # how published models write what is [MASK] here
@@ -56,6 +57,7 @@ def generate(
     from experiments.runs.trained import open_ngrams  # with jax, which takes a second
 
     check_seed(seed, "--seed")
+    check_characters([*prompt], "--prompt")
     texts = [GAP.sub(MASK, text) for text in prompt]
     with_gaps = [text for text in texts if MASK in text]
     if 0 < len(with_gaps) < len(texts):

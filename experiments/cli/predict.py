@@ -14,7 +14,7 @@ import numpy as np
 from experiments.cli.settings import Mixture
 from experiments.console import UNBROKEN
 from lm.config.base import SettingError
-from lm.files import atomic_file, split_lines
+from lm.files import atomic_file, check_characters, split_lines
 
 TABLE_ENDINGS = (".csv", ".tsv", ".parquet", ".json")  # endings of files of columns, whose lines are no texts
 
@@ -111,12 +111,14 @@ def read_texts(file: Path | None) -> list[Any]:
         if not line.strip():
             raise SettingError(f"{name} line {number} is blank: leave it out, since each line has a result")
         if file is None or file.suffix != ".jsonl":
+            check_characters(line, f"{name} line {number}")
             texts.append(line)
             continue
         try:
             value = json.loads(line)
         except ValueError as error:
             raise SettingError(f"{name} line {number} should be JSON, such as a string: {error}") from error
+        check_characters(value, f"{name} line {number}")
         if isinstance(value, dict) and value.keys() != {"text"}:
             keys = ", ".join(map(repr, value)) or "nothing"
             raise SettingError(f'{name} line {number} should be {{"text": ...}} and no more, and has {keys}')

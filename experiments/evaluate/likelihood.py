@@ -211,6 +211,7 @@ def texts_of(file: Path) -> list[tuple[str, str]]:
             context, _, continuation = line.rpartition("\t")
         if not isinstance(context, str) or not isinstance(continuation, str) or not continuation:
             raise SettingError(f"{file}, line {number}, has no continuation to score")
+        files.check_characters([context, continuation], f"{file}, line {number}")
         texts.append((context, continuation))
     if not texts:
         raise SettingError(f"{file} has no lines to score")

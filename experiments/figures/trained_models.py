@@ -37,6 +37,7 @@ from lm.evaluate.distance import layer_distances
 from lm.evaluate.generate import greedy
 from lm.evaluate.lens import mean_similarity, word_similarity
 from lm.evaluate.rnn_states import recurrent_layers, state_gradients
+from lm.files import check_characters
 from lm.nn.elmo import BidirectionalLM
 from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
@@ -147,6 +148,7 @@ class SimilarityFigure(FigureSpec):
     def figure(self) -> Figure:
         if not self.runs:
             raise SettingError("lm draw similarity RUN [RUN ...]: name a run at least")
+        check_characters([self.text, self.other], "--text and --other")
         panels = []
         for folder in self.runs:
             run = open_and_print(folder, self.mixture)
@@ -281,9 +283,10 @@ class DecodingFigure(FigureSpec):
 
 
 def check_text(text: str) -> None:
-    """Raise SettingError for a text without words."""
+    """Raise SettingError for a text without words, and for one with halves of characters."""
     if not text.strip():
         raise SettingError("--text is empty: give a sentence to look at")
+    check_characters(text, "--text")
 
 
 def read_text(run: Trained, text: str) -> ModelOnText:

@@ -1,5 +1,6 @@
 """A run's model in Python: its head's predictions, vectors of texts, and the example of docs/notebook.md."""
 
+import io
 import json
 import re
 from dataclasses import asdict
@@ -14,8 +15,10 @@ from paths import GOLDEN, ROOT
 from scored_runs import HEADS, run_of
 
 from experiments.__main__ import dispatch
+from experiments.cli.generate import generate
 from experiments.cli.predict import read_texts
 from experiments.cli.run_names import name_run
+from experiments.figures.trained_models import check_text
 from experiments.notebook import load_run
 from experiments.runs.checks import report_truncated_examples
 from experiments.runs.inputs import Inputs
@@ -175,6 +178,23 @@ def test_a_table_is_no_file_of_texts_and_json_lines_are(tmp_path, capsys):
     assert read_texts(tmp_path / "new.jsonl") == ["It is\nso.", "It is."]
     assert dispatch(["predict", str(tmp_path), str(tmp_path / "new.csv")]) == 2
     assert "new.csv is a table: give a file of one text per line" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "-", "--prompt", "--text"])
+def test_a_text_with_half_of_a_character_is_refused_with_its_place(name, tmp_path, monkeypatch):
+    """As JSON may hold one, and as a terminal gives them that does not write UTF-8."""
+    (tmp_path / "a.jsonl").write_text('"good \\ud83d\\ude00"\n{"text": "caf\\udce9"}\n')
+    monkeypatch.setattr("sys.stdin", io.StringIO("good\ncaf\udce9\n"))
+    reads = {
+        "a.jsonl": lambda: read_texts(tmp_path / "a.jsonl"),
+        "-": lambda: read_texts(None),
+        "--prompt": lambda: generate(tmp_path, prompt=("good \U0001f600", "caf\udce9")),
+        "--text": lambda: check_text("caf\udce9"),
+    }
+    with pytest.raises(
+        SettingError, match=r"(line 2|--\w+): character 4 of 'caf.udce9' is '.udce9', half of"
+    ):
+        reads[name]()
 
 
 @pytest.mark.parametrize(

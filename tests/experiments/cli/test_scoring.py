@@ -441,6 +441,7 @@ def test_characters_that_a_vocabulary_cannot_write_are_counted_and_a_blank_text_
         ("a.txt", " \n\n", r"a\.t"),
         ("a.tsv", "a\tb\na\t\n", "line 2"),
         ("a.jsonl", "[]", "line 1"),
+        ("a.jsonl", '{"context": "a\\ud800", "continuation": "b"}', r"line 1: character 2 .*half of a char"),
     ],
 )
 def test_lines_without_a_continuation_are_named(name, text, message, tmp_path):
