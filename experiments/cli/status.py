@@ -1,7 +1,6 @@
 """``lm status``: runs in progress and finished runs, from their files alone."""
 
 import json
-import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from experiments.study.paths import check_runs
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
 from lm.train.runtime import manifest
+from lm.train.runtime.processes import is_alive
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.kinds.stage import Stage
@@ -160,7 +160,7 @@ def state_of(stage: "Stage", seen: float) -> str:
     if status not in ("running", "finished"):
         return "stopped" if status.startswith(("Interrupted", "KeyboardInterrupt")) else f"failed ({status})"
     if life.get("host") == platform.node() and isinstance(life.get("pid"), int):
-        return "running" if is_alive(life["pid"]) else "stopped"
+        return "running" if is_alive(life["pid"], life.get("process_start")) else "stopped"
     return "running" if time.time() - seen < SILENT else "stopped"
 
 
@@ -171,17 +171,6 @@ def is_in_training(stage: "Stage") -> bool:
         status = parse_with_checksum(path.read_bytes(), path).get("status")
         return status == "running" and state_of(stage, last_change(stage.folder)) == "running"
     return False
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process of this machine runs."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
 
 
 def last_change(folder: Path) -> float:

@@ -18,6 +18,7 @@ from experiments.runs.status import is_stage_finished
 from lm.config.base import DataError, SettingError
 from lm.train.runtime import log
 from lm.train.runtime.log import Log, records
+from lm.train.runtime.processes import process_start
 
 
 def write(folder, first, last):
@@ -47,6 +48,7 @@ def test_every_start_is_remembered_and_one_that_was_killed_has_vanished(tmp_path
     assert [life["from_step"] for life in starts(tmp_path)] == [0, None, 2, 2]
     assert [life["restart"] for life in starts(tmp_path)] == [None, None, None, "1 of 3: killed by SIGKILL"]
     run = json.loads((tmp_path / "run.json").read_text())
+    assert run["process_start"] == process_start(os.getpid())
     assert (run["status"], run["pid"], run["started"]) == (
         "finished",
         os.getpid(),

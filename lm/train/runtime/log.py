@@ -33,6 +33,7 @@ from lm.files import (
     parse_with_checksum,
     write,
 )
+from lm.train.runtime.processes import process_start
 
 RESTART = "LM_RESTART"  # in the environment: which restart of the command this is, and why
 PACKAGES = """jax jaxlib flax optax orbax-checkpoint grain numpy scipy scikit-learn sentencepiece tokenizers
@@ -78,7 +79,8 @@ class Log:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         life: dict[str, Any] = {"status": "running", "started": now(), "ended": None, "host": platform.node()}
-        life |= {"pid": os.getpid(), "commit": current_commit(), "from_step": None, "evaluating": None}
+        life |= {"pid": os.getpid(), "process_start": process_start(os.getpid()), "commit": current_commit()}
+        life |= {"from_step": None, "evaluating": None}
         self._life = life | {"restart": os.environ.get(RESTART)}
         self._run: dict[str, Any] = {
             "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",

@@ -14,6 +14,7 @@ from experiments.runs.stages import stages
 from experiments.study.registry import build
 from lm.config.base import SettingError
 from lm.files import json_with_checksum
+from lm.train.runtime.processes import process_start
 
 ROW = "t5/1-baseline/baseline"
 
@@ -60,6 +61,16 @@ def test_a_run_has_the_state_of_its_process_its_steps_and_the_time_that_is_left(
     assert (first.run, first.stage) == (f"nano/{ROW}/seed-0", "pretraining")
     assert (first.step, first.steps, first.loss) == (300, 800, 3.5)
     assert first.left == pytest.approx(250)  # 500 steps, at the speed of the last stage that was trained
+
+
+@pytest.mark.skipif(process_start(os.getpid()) is None, reason="there is no /proc")
+def test_a_run_whose_number_another_process_has_got_since_has_stopped(tmp_path):
+    begun = process_start(os.getpid())
+    assert process_start(os.getppid()) < begun
+    begin(tmp_path, 0, 100, status="running", process_start=begun)
+    begin(tmp_path, 1, 100, status="running", process_start=begun - 1)
+    begin(tmp_path, 2, 100, status="running", process_start=None)  # not known on that machine
+    assert [each.state for each in find_progress(tmp_path).runs] == ["running", "stopped", "running"]
 
 
 def test_finished_runs_are_listed_when_asked_for_and_a_folder_without_runs_is_refused(tmp_path, capsys):
