@@ -354,7 +354,7 @@ def grid_points(grid: Sequence[str]) -> list[Overrides]:
         if path in paths:
             raise SettingError(f"--grid {path} is there twice: give all values in one {path}=VALUE,VALUE")
         paths.append(path)
-        axes.append([_grid_value(path, value) for value in _split(values)])
+        axes.append([_grid_value(path, value) for value in _split(path, values)])
     return [{path: value for point in points for path, value in point.items()} for points in product(*axes)]
 
 
@@ -362,10 +362,16 @@ def _any_experiment() -> Experiment:
     return build(next(iter(REGISTRY)), DEFAULT_SCALE)
 
 
-def _split(values: str) -> list[str]:
+def _split(path: str, values: str) -> list[str]:
+    """Return the values that commas separate outside of quotes; SettingError for an open quote."""
     lexer = shlex.shlex(values, posix=True)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = ",", True, ""
-    return list(lexer)
+    try:
+        return list(lexer)
+    except ValueError as error:
+        raise SettingError(
+            f"--grid {path}: {values!r} cannot be split ({error}); close the quote, or write \\ before it"
+        ) from error
 
 
 def _grid_value(path: str, text: str) -> Overrides:

@@ -257,6 +257,13 @@ def test_a_grid_has_every_combination_and_values_of_several_elements():
         grid_points(["model.dropout=0", "model.dropout=0.1"])
 
 
+@pytest.mark.parametrize("values", ["'a", 'a,"b', "it's", "a\\"])
+def test_a_quote_in_a_grid_that_does_not_end_is_named(values):
+    with pytest.raises(SettingError, match=r"--grid data\.corpus: .* cannot be split .*; close the quote"):
+        grid_points([f"data.corpus={values}"])
+    assert grid_points([r"data.corpus=text:it\'s"]) == [{"data.corpus": "text:it's"}]
+
+
 def test_a_point_of_a_grid_is_the_run_of_its_settings_and_a_row_of_the_report(monkeypatch, tmp_path):
     wanted, reported = [], []
     monkeypatch.chdir(tmp_path)
