@@ -1,8 +1,9 @@
 """Modules of a user's own, which add tables, rows, scales, objectives and more (docs/extending.md).
 
-``--study my_rows.py`` with any command, or ``LM_STUDY=my_rows.py``, names one. It is run before the command
-is parsed, in every process; what it adds to are the dictionaries that this project's own modules fill. Those
-are imported inside of functions, since the command line imports this module before it knows what to do.
+``--study my_rows.py`` with any command, or ``LM_STUDY=my_rows.py``, names one; they add up. It is run before
+the command is parsed, in every process; what it adds to are the dictionaries that this project's own modules
+fill. Those are imported inside of functions, since the command line imports this module before it knows what
+to do.
 """
 
 import ast
@@ -43,8 +44,11 @@ Refuse = Callable[[str, str], NoReturn]  # (a string of the module, message): ra
 
 
 def pop_study_option(arguments: Sequence[str]) -> list[str]:
-    """Move ``--study FILE`` from the arguments of ``lm`` to the environment; return the other arguments."""
-    files: list[str] = []
+    """Move ``--study FILE`` from the arguments of ``lm`` to the environment; return the other arguments.
+
+    The files come behind those that LM_STUDY names already.
+    """
+    files = [str(file) for file in study_files()]
     others: list[str] = []
     words = iter(arguments)
     for word in words:

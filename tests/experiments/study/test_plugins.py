@@ -62,6 +62,7 @@ def loads(tmp_path, monkeypatch, restored_registry):
     def load(**modules):
         for name, text in modules.items():
             (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.setenv(STUDY, "")
         pop_study_option([word for name in modules for word in ("--study", f"{name}.py")])
         load_study()
 
@@ -476,6 +477,13 @@ def test_settings_that_only_a_module_knows_are_said_to_need_it(stage, loads, tmp
     set_choices(Objective, "noise", {"iid": NOISES["iid"]})
     with pytest.raises(SettingError, match=r"--study mine\.py$"):
         load_settings(run)
+
+
+def test_modules_of_the_option_come_behind_those_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(STUDY, "a.py")
+    assert pop_study_option(["list", "--study", "b.py", "--study=./a.py"]) == ["list"]
+    assert plugins.study_files() == [tmp_path / "a.py", tmp_path / "b.py"]
 
 
 def test_the_words_that_start_a_process_again_lack_the_option(monkeypatch):
