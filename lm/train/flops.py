@@ -23,6 +23,7 @@ from lm.nn.elmo import BidirectionalLM
 from lm.nn.heads import MLMTransform
 from lm.nn.layers import num_parameters
 from lm.nn.memory import ProductKeyMemory
+from lm.nn.rnn import Recurrent
 from lm.nn.softmaxes import SoftmaxMixture
 from lm.nn.stack import BLOCKS, input_projection
 from lm.nn.transformer import Transformer, output_projection
@@ -309,6 +310,8 @@ def _generating_flops(config: ModelConfig, inputs: int, length: int) -> float:
     """Return the FLOPs of the token after ``length`` others, whose keys and values are in the cache."""
     block = abstract_block(config, has_cross_attention=config.has_encoder)
     layer: float = block.mixer_flops(1, 0)
+    if isinstance(block.attention, Recurrent):
+        layer -= matmul_flops(block.attention.first, 1)  # of the start state, which is kept
     if config.has_encoder:
         layer += block.cross_flops(1, 0)
     products: float = config.num_decoder_layers * layer + _output_flops(config, 1)

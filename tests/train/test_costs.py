@@ -2,11 +2,15 @@
 
 import re
 from dataclasses import replace
+from math import prod
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 from flax import nnx
+from jax.extend.core import jaxprs_in_params
+from small_models import TINY
 
 from experiments.__main__ import dispatch
 from experiments.cli.dry_run import step_cost
@@ -14,6 +18,7 @@ from experiments.cli.show import binary
 from experiments.console import CONSOLE
 from experiments.runs.stages import stages
 from experiments.study.registry import build
+from lm.batch import Batch, Side
 from lm.config.base import changes
 from lm.config.model import ModelConfig
 from lm.nn.electra import generator_of
@@ -390,3 +395,34 @@ def test_scores_are_those_of_all_blocks_that_a_token_attends_to(size):
     width = config.attention.num_heads * (config.attention.d_kv + config.attention.value_width)
     # forward and backward: 3 x (product and sum) x layers x blocks of 64 tokens
     assert costs(config, 64).scores == 3 * 2 * 2 * (64 // size) * width
+
+
+@pytest.mark.parametrize("cross_attention", ["heads", "none"])
+@pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
+def test_a_generated_token_costs_a_recurrent_decoder_the_products_of_a_step(kind, cross_attention):
+    """The start state, which the encoder's output gives where nothing attends to it, is no part of a step."""
+    config = changes(TINY, {"mixer.kind": kind, "positions.kind": "none", "dropout": 0.0})
+    config = changes(config, {"cross_attention.kind": cross_attention})
+    model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0)))
+    batch = Batch(
+        encoder=Side(tokens=np.ones((1, 5), np.int32)), decoder=Side(tokens=np.zeros((1, 1), np.int32))
+    )
+    _, cache = nnx.eval_shape(lambda model: model.prefill(batch, 8), model)
+    step = jax.make_jaxpr(lambda model, cache: model.step(np.ones(1, np.int32), cache))(model, cache)
+    assert costs(config, 5).generating == product_flops(step.jaxpr)
+
+
+def product_flops(program):
+    """The FLOPs of the matrix products of a jaxpr and of those inside of it; of branches the dearest."""
+    total = 0
+    for equation in program.eqns:
+        if equation.primitive.name == "dot_general":
+            ((contracted, _), _), left = equation.params["dimension_numbers"], equation.invars[0].aval
+            inner = prod(left.shape[axis] for axis in contracted)
+            total += 2 * inner * equation.outvars[0].aval.size
+        parts = [*map(product_flops, jaxprs_in_params(equation.params))]
+        if equation.primitive.name == "cond":
+            total += max(parts)
+        else:
+            total += equation.params.get("length", 1) * sum(parts)  # of a scan
+    return total
