@@ -87,7 +87,6 @@ ADAPTERS = {
     "c4.is_valid_length": lambda n_chars: bool(
         filters.apply_filters(["x" * n_chars], filters.build_filters(filters.Rules(), ("page-length",)))
     ),
-    "c4.normalize_url": filters.normalize_url,
     "c4.paragraph_filter": lambda text, min_paragraphs, min_paragraph_len: filters.has_paragraphs(
         text.split("\n"), min_paragraphs, min_paragraph_len
     ),

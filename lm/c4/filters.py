@@ -301,11 +301,6 @@ def remove_spans(lines: Lines, is_repeated: np.ndarray, unit: Unit) -> Lines:
 # Addresses
 
 
-def normalize_url(url: str) -> str:
-    """Return the address without scheme, "www.", tracking parameters, and slashes at the end."""
-    return re.sub(r"\?(?:utm_|ref|feed).*", "", re.sub(r"^https?://(?:www\.)?", "", url)).rstrip("/")
-
-
 def in_domains(url: str, domains: Collection[str]) -> bool:
     """Return whether the host of an address, or a domain that contains it, is in ``domains``."""
     address = re.sub(r"^https?://", "", url.lower())
