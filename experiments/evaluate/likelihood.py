@@ -19,7 +19,7 @@ from lm.data.corpus.files import Split
 from lm.data.corpus.readers import WINDOW_READERS
 from lm.data.corpus.shards import iter_documents
 from lm.data.corpus.spec import corpus_shards
-from lm.metrics import NORMAL_95
+from lm.metrics import NORMAL_95, Likelihood
 from lm.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # with jax, which takes a second
@@ -87,7 +87,7 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
         result |= {"bytes": len(text.encode()), "characters": len(text)}
         result |= text_rates([result])
     if out is not None:
-        files.write(out, "".join(json.dumps(result) + "\n" for result in results).encode())
+        files.write(out, "".join(map(json_line, results)))
     show_likelihoods([] if is_corpus else [text for _, text in texts], results)
 
 
@@ -265,7 +265,7 @@ def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """Return perplexity per token, and bits per byte and per character, of all these texts together.
 
     Of a bound ``bits_per_byte_interval`` is half of the 95 % interval of the estimate. Of texts that are
-    blanks alone, and so no tokens, there is no perplexity: None.
+    blanks alone, and so no tokens, there is no perplexity: None. One that is no float is inf.
     """
     nats = -sum(result["log_prob"] for result in results)
     tokens = sum(result["tokens"] for result in results)
@@ -276,10 +276,16 @@ def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
         error = math.sqrt(sum(result["variance"] for result in results))
         interval["bits_per_byte_interval"] = NORMAL_95 * error / math.log(2) / num_bytes
     return interval | {
-        "perplexity": math.exp(nats / tokens) if tokens else None,
+        "perplexity": Likelihood(nats, tokens, 0, num_bytes).perplexity if tokens else None,
         "bits_per_byte": bits / num_bytes,
         "bits_per_character": bits / sum(result["characters"] for result in results),
     }
+
+
+def json_line(result: dict[str, Any]) -> str:
+    """Return a result as a line of JSON, with null for numbers that JSON does not have."""
+    infinite = [name for name, value in result.items() if isinstance(value, float) and math.isinf(value)]
+    return json.dumps(result | dict.fromkeys(infinite)) + "\n"
 
 
 def show_likelihoods(texts: Sequence[str], results: Sequence[dict[str, Any]]) -> None:

@@ -24,6 +24,7 @@ from experiments.evaluate import generation
 from experiments.evaluate.generation import Filling, fill_gaps
 from experiments.evaluate.likelihood import (
     Scoring,
+    json_line,
     score_texts,
     show_likelihoods,
     text_rates,
@@ -432,6 +433,15 @@ def test_characters_that_a_vocabulary_cannot_write_are_counted_and_a_blank_text_
     assert "1 tokens are unknown" in out and "--data.unknown bytes" in out and "– (no token)" in out
     show_likelihoods(["the cat"], results[:1])
     assert "unknown:" not in capsys.readouterr().out
+
+
+def test_a_perplexity_that_is_no_float_is_infinite_and_null_in_json(capsys):
+    result = {"log_prob": -1e4, "tokens": 10, "unknown": 0, "bytes": 30, "characters": 30}
+    rates = text_rates([result])
+    assert rates["perplexity"] == math.inf and rates["bits_per_byte"] == pytest.approx(480.9, abs=0.1)
+    assert json.loads(json_line(result | rates)) == result | rates | {"perplexity": None}
+    show_likelihoods(["unlikely"], [result])
+    assert "inf" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
