@@ -235,12 +235,19 @@ def word_f1(target: str, prediction: str) -> float:
 
 
 def _best_match(score: Callable[[str, str], float]) -> Metric:
-    """Return a metric: the mean of each prediction's highest score against the right answers [%]."""
+    """Return a metric: the mean of each prediction's highest score against the right answers [%].
+
+    The metric raises SettingError for a question without a right answer.
+    """
 
     def metric(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> float:
         check_lengths(targets, predictions)
-        scores = []
+        scores: list[float] = []
         for answers, prediction in zip(targets, map(normalise_answer, predictions), strict=True):
+            if not len(answers):
+                raise SettingError(
+                    f"targets[{len(scores)}] has no right answer; leave out questions without one"
+                )
             scores.append(max(score(normalise_answer(answer), prediction) for answer in answers))
         return percent_mean(scores)
 

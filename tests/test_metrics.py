@@ -25,6 +25,13 @@ def test_unequal_or_no_predictions_are_an_error(name):
             ALL[name](targets, predictions)
 
 
+@pytest.mark.parametrize("name", ["em", "f1"])
+def test_a_question_without_a_right_answer_is_an_error(name):
+    assert ALL[name]([["a b"], ["b", ""]], ["a b", ""]) == pytest.approx({"em": 100, "f1": 50}[name])
+    with pytest.raises(SettingError, match=r"targets\[1\] has no right answer"):
+        ALL[name]([["a"], []], ["a", "b"])
+
+
 def test_no_class_counts_as_wrong():
     assert metrics.accuracy([0, 1], [0, -1]) == 50
     assert metrics.binary_f1([0, 1], [-1, 1]) == pytest.approx(200 / 3)
