@@ -102,24 +102,29 @@ def share_of(path: str, factor: float, multiple: int = 1) -> ShareOf:
 class FirstPhase:
     """A change of ``pretraining.phases``: the pre-training so far becomes a first phase.
 
-    What the row changes after it, steps and optimiser included, is the phase that follows.
+    Whatever the row changes afterwards, steps and optimiser included, applies to the phase that follows.
+    SettingError for pre-training that has phases already.
     """
 
     factor: Times  # by which the row then multiplies pretraining.steps
-    objective: Objective | None  # None: the row's
+    objective: Objective | None  # None: that of the changes before this one
     mask: Mask | None
     # whether the optimiser goes on into the phase that follows, or ends with this one
     optimizer: Literal["continue", "restart"]
 
-    def __call__(self, _old: tuple[PretrainingPhase, ...], experiment: Experiment) -> tuple:
+    def __call__(self, old: tuple[PretrainingPhase, ...], experiment: Experiment) -> tuple:
         """Return the phase, as long as the pre-training of ``experiment``."""
+        if old:
+            raise SettingError(
+                f"pretraining.phases={old} should be () before {self}: write all phases in one list"
+            )
         steps = experiment.pretraining.steps
         share = steps / max(self.factor.of(steps), 1)
         optimizer = experiment.pretraining.optimizer if self.optimizer == "restart" else None
         return (PretrainingPhase(share, self.objective or experiment.objective, self.mask, optimizer),)
 
     def __str__(self) -> str:
-        return f"all steps so far of {self.factor} as many, then {self.optimizer} the optimiser"
+        return f"the steps so far first, then {self.factor} steps in all; {self.optimizer} the optimiser"
 
 
 def after_pretraining(
@@ -128,17 +133,17 @@ def after_pretraining(
     mask: Mask | None,
     optimizer: Literal["continue", "restart"],
 ) -> Changes:
-    """Return the change to ``factor`` times the steps, the first of which are another row's pre-training.
+    """Return the changes that extend pre-training to ``factor`` times its steps; the first are another row's.
 
-    objective, mask: of that pre-training; an objective of None is the row's. optimizer: whether the state and
-    the schedule of the optimiser go on after it. Fine-tuning starts from the last step alone, since the row
-    that shares the first phase keeps other checkpoints.
+    objective, mask: of these first steps; an objective of None is that of the changes before these.
+    optimizer: whether the state and the schedule of the optimiser go on after them. Fine-tuning starts from
+    the last step only, because the row that shares the first phase keeps different checkpoints.
     """
     extension = times(factor)
     return {
         "pretraining.phases": FirstPhase(extension, objective, mask, optimizer),
         "pretraining.steps": extension,
-        "tuning.branches": (1.0,),
+        "tuning.branches": (1.0,),  # fractions of pre-training at which fine-tuning starts
     }
 
 
@@ -146,10 +151,14 @@ def followed_by(first: Changes, second: Changes) -> Changes:
     """Return the changes of ``first``, then those of ``second``.
 
     A group of settings that ``second`` sets as a whole, such as ``objective``, replaces what ``first`` sets
-    within it. With ``first | second`` the parts of ``first`` would stay.
+    within it. With ``first | second`` the parts of ``first`` would stay. A multiple in ``second`` takes the
+    place of one in ``first``: they are not multiplied.
     """
-    replaced = [path for path in first if any(path == new or path.startswith(f"{new}.") for new in second)]
-    return without(first, *replaced) | second
+
+    def is_replaced(path: str) -> bool:
+        return any(path == new or path.startswith(f"{new}.") for new in second)
+
+    return without(first, *filter(is_replaced, first)) | second
 
 
 def without(changes: Changes, *paths: str) -> Changes:

@@ -32,9 +32,9 @@ class Claim:
     relation: Relation = "better"
     tasks: Half | None = None  # the half of the tasks that it is about; None: all
 
-    def is_about(self, tasks: str) -> bool:
-        """Return whether it says anything of these tasks, one of the groups that reports judge by."""
-        return self.tasks is None or self.tasks == tasks
+    def is_about(self, group: str) -> bool:
+        """Return whether it says anything of a group of tasks, one of those that reports judge by."""
+        return self.tasks is None or self.tasks == group
 
     @property
     def names(self) -> set[str]:
@@ -79,7 +79,7 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
         return ()
     rows = {row.key: row for row in table.rows}
     conclusions = [each for each in table.conclusions if is_tested(each, table)]
-    texts = {(each.better, each.worse): each.text for each in conclusions if each.relation == "better"}
+    stated = {(each.better, each.worse): each for each in conclusions if each.relation == "better"}
     by_scores: set[tuple[str, str]] = set()
     has_scores = has_noise(table)
     claims = []
@@ -89,8 +89,13 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
         better, worse = (a, b) if published_z(a, b, table) >= 0 else (b, a)
         z = published_z(better, worse, table)
         if z >= SIGNIFICANT:
-            by_scores.add((better.key, worse.key))
-            claims.append(Claim(better, worse, z, texts.get((better.key, worse.key), "")))
+            pair = better.key, worse.key
+            by_scores.add(pair)
+            conclusion = stated.get(pair)
+            if conclusion is None:
+                claims.append(Claim(better, worse, z, ""))
+            else:
+                claims.append(Claim(better, worse, z, conclusion.text, tasks=conclusion.tasks))
     equivalences = []
     for each in conclusions:
         if not {each.better, each.worse} <= rows.keys():

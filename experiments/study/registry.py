@@ -243,7 +243,7 @@ def build(name: str, scale: str, overrides: Mapping[str, Any] | None = None) -> 
     row = find_one(name)
     if row.needs:
         raise SettingError(needs_text(row))
-    return apply(_built(row, _scale_changes(scale), scale == PAPER_SCALE), overrides or {})
+    return apply(_build_row(row, _scale_changes(scale), scale == PAPER_SCALE), overrides or {})
 
 
 ScaleChanges = tuple[tuple[str, Any], ...]  # (path, value) of a scale, which is hashable
@@ -254,12 +254,12 @@ def _scale_changes(scale: str) -> ScaleChanges:
 
 
 @cache  # `lm list` builds hundreds of rows
-def _built(row: Row, scale: ScaleChanges, is_paper_scale: bool) -> Experiment:
-    return apply(_set_up(row.setup, scale, is_paper_scale), row.changes)
+def _build_row(row: Row, scale: ScaleChanges, is_paper_scale: bool) -> Experiment:
+    return apply(_build_setup(row.setup, scale, is_paper_scale), row.changes)
 
 
 @cache
-def _set_up(setup: Setup, scale: ScaleChanges, is_paper_scale: bool) -> Experiment:
+def _build_setup(setup: Setup, scale: ScaleChanges, is_paper_scale: bool) -> Experiment:
     """Return BASELINE changed by a scale and by what the rows of a paper or table share."""
     sizes = setup.at_base if is_paper_scale else {}
     return apply(apply(BASELINE, dict(scale)), {**setup.changes, **sizes})
@@ -274,13 +274,18 @@ def equal_rows(name: str, scale: str) -> list[str]:
 
 
 def same_rows(name: str, among: Iterable[str], scale: str) -> Iterator[str]:
-    """Yield those of the rows ``among`` that build the same experiment at ``scale`` as row ``name``."""
+    """Yield those of the rows ``among`` that build the same experiment at ``scale`` as row ``name``.
+
+    A row that needs what this code lacks builds none, and equals no row.
+    """
+    if find_one(name).needs:
+        return
     changes, is_paper_scale = _scale_changes(scale), scale == PAPER_SCALE
-    due = _values(find_one(name), changes, is_paper_scale)
-    for other in among:
-        with suppress(Exception):  # a plug-in's row that fails to build at this scale equals no other row
-            if _values(find_one(other), changes, is_paper_scale) == due:
-                yield other
+    wanted = _values(find_one(name), changes, is_paper_scale)
+    for row in map(find_one, among):
+        with suppress(Exception):  # a plug-in's row may have changes that fail at this scale
+            if not row.needs and _values(row, changes, is_paper_scale) == wanted:
+                yield row.name
 
 
 @lru_cache(maxsize=8)
@@ -289,7 +294,7 @@ def _equal_rows(
 ) -> Mapping[tuple[Any, ...], list[str]]:
     equal: dict[tuple[Any, ...], list[str]] = {}
     for row in rows:
-        with suppress(Exception):  # a plug-in's row that fails to build at this scale equals no other row
+        with suppress(Exception):  # a plug-in's row may have changes that fail at this scale
             equal.setdefault(_values(row, scale, is_paper_scale), []).append(row.name)
     return equal
 
@@ -298,10 +303,10 @@ def _equal_rows(
 def _values(row: Row, scale: ScaleChanges, is_paper_scale: bool) -> tuple[Any, ...]:
     """Return the values of all settings of a row, in order.
 
-    Where its changes are constants or multiples, they are found without building the experiment, which takes
-    ten times as long.
+    If all of its changes are constants or multiples, they are computed without building the experiment, which
+    takes ten times as long.
     """
-    values = dict(_set_up_values(row.setup, scale, is_paper_scale))
+    values = dict(_setup_values(row.setup, scale, is_paper_scale))
     for path, value in row.changes.items():
         if isinstance(value, Times):
             values[path] = value.of(values[path])
@@ -312,13 +317,13 @@ def _values(row: Row, scale: ScaleChanges, is_paper_scale: bool) -> tuple[Any, .
         elif path in values and not callable(value):
             values[path] = tuple(value) if isinstance(value, list) else value
         else:
-            return tuple(value for _, value in leaves(_built(row, scale, is_paper_scale)))
+            return tuple(value for _, value in leaves(_build_row(row, scale, is_paper_scale)))
     return tuple(values.values())
 
 
 @cache
-def _set_up_values(setup: Setup, scale: ScaleChanges, is_paper_scale: bool) -> tuple[tuple[str, Any], ...]:
-    return tuple(leaves(_set_up(setup, scale, is_paper_scale)))
+def _setup_values(setup: Setup, scale: ScaleChanges, is_paper_scale: bool) -> tuple[tuple[str, Any], ...]:
+    return tuple(leaves(_build_setup(setup, scale, is_paper_scale)))
 
 
 def canonical_row(name: str, scale: str) -> str:
@@ -337,14 +342,15 @@ def own_changes(name: str, scale: str) -> list[str]:
     Rows are often written as changes of another row, such as ``BERT | {"pretraining.steps": 0}``, which keeps
     BERT's optimizer although nothing reads it any more. The parent is not recorded, so it is guessed as the
     most similar of the candidates: the one with the fewest differing settings. A setting is the row's own if
-    it differs both from the baseline and from that parent. A row that sets ``objective`` to a preset from
-    OBJECTIVES makes one change, so the settings within that preset are listed only where the row names them
-    besides.
+    it differs both from the baseline and from that parent. Setting ``objective`` to a preset of OBJECTIVES
+    counts as one change: settings within the preset are listed only if the row also names them separately.
     """
     experiment = build(name, scale)
-    baseline = _set_up(REGISTRY[name].setup, _scale_changes(scale), scale == PAPER_SCALE)
+    baseline = _build_setup(REGISTRY[name].setup, _scale_changes(scale), scale == PAPER_SCALE)
     candidates = [baseline]
-    candidates += [build(row.name, scale) for row in _candidate_parent_rows(name)]
+    for row in _candidate_parent_rows(name):
+        with suppress(SettingError):  # another row that cannot be built is none of its parents
+            candidates.append(build(row.name, scale))
     from_baseline = diff(baseline, experiment)
     from_parent = min((diff(candidate, experiment) for candidate in candidates), key=len)
     changes = REGISTRY[name].changes

@@ -6,7 +6,7 @@ written anywhere else.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from experiments.study.changes import Changes, ReadOnly
 from experiments.study.experiment import BASELINE
@@ -241,8 +241,8 @@ def make_table(
     columns: those of the paper's columns by which it compares these rows; None means all.
     pairs: whether a claim may be any pair of rows, or only a row and the baseline.
     published: row -> its scores in ``paper``; leave out the rows that the paper lacks.
-    Raise SettingError if a published score or a conclusion names a row that the table lacks, or if the scores
-    of a row are not in the paper's columns.
+    Raise SettingError if a published score or a conclusion names a row that the table lacks, if the scores of
+    a row are not in the paper's columns, and for a table without rows or with values that are not choices.
     """
     if not rows:
         raise SettingError(f"table {name!r} has no rows; give it one, such as {{'base': {{}}}}")
@@ -252,6 +252,8 @@ def make_table(
         setup = paper.setup if paper else BASELINE_SETUP
     if columns is None:
         columns = (column.name for column in (paper.columns if paper else ()))
+    if pairs not in get_args(Pairs):
+        raise SettingError(f"table {name!r}: pairs={pairs!r} should be one of {get_args(Pairs)}")
     columns = tuple(columns)
     _check_known_columns(f"table {name!r}", columns, paper)
     made = make_rows(name, rows, published or {}, paper, setup)
@@ -264,6 +266,10 @@ def make_table(
         if each.relation not in RELATION_SIGNS:
             raise SettingError(
                 f"table {name!r}: a conclusion: relation={each.relation!r} should be 'better' or 'equivalent'"
+            )
+        if each.tasks not in (None, *get_args(Half)):
+            raise SettingError(
+                f"table {name!r}: a conclusion: tasks={each.tasks!r} should be 'reading', 'language' or None"
             )
         _check_known_columns(f"table {name!r}: a conclusion", [each.column] * bool(each.column), paper)
     return Table(

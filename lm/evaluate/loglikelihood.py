@@ -114,6 +114,9 @@ def candidate_log_probs(
     A model with a decoder reads the context once for all of them.
     """
     config = model.config
+    if not contexts:
+        return []
+    # An ensemble has no cache to extend, and random blocks are drawn for whole rows.
     if not config.has_decoder or config.sparsity.random_blocks or isinstance(model, Ensemble):
         requests = [
             (context, candidate)

@@ -1,8 +1,8 @@
 """A model with its tokenizer that answers the requests of lm-evaluation-harness [Gao et al. 2021].
 
-A context and its continuation are tokenized together and split where the tokens of the context end; spaces
-at the end of a context belong to the continuation. Contexts that exceed the model's length lose their
-beginning.
+A context and its continuation are tokenized together and split where the tokens of the context end; an
+encoder-decoder reads them apart. Spaces at the end of a context belong to the continuation. Contexts that
+exceed the model's length lose their beginning.
 """
 
 from collections import defaultdict
@@ -23,6 +23,7 @@ from lm.evaluate.loglikelihood import Masking, Request, ShardBatch, TokenIds, sc
 BATCH_SIZE = 32  # prompts that are answered together [rows]
 MIN_PADDED_LENGTH = 16  # smallest of the powers of two to which prompts are padded [tokens]
 DEFAULT_LENGTH = 256  # longest answer if a request gives no length, as in the harness [tokens]
+DEFAULT_TOP_K = 50  # number of tokens to sample from if a request gives none, as in transformers [tokens]
 # the names of that length in requests
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "num_beams", "seed")
@@ -43,9 +44,9 @@ class TextModel:
 
     @property
     def max_prompt_length(self) -> int:
-        """Return the most tokens of a text that the model reads beside the special ones around it.
+        """Return the maximum number of tokens of a text, without special tokens.
 
-        These are the start token of a decoder, or those of ``masking``, which are added when it is scored.
+        These, a decoder's start token or those in ``masking``, are added when it is scored.
         """
         ends = 0 if self.masking is None else len(self.masking.begin) + len(self.masking.end)
         return self._row_length - self._adds_start - ends
@@ -69,7 +70,7 @@ class TextModel:
     def rolling_log_likelihoods(self, texts: Sequence[str]) -> list[float]:
         """Return the log-probability [nats] of whole texts, of any length, each token scored once.
 
-        As in the harness, the special tokens of a prompt are scored too, but those of an encoder.
+        As in the harness, the special tokens of a prompt are scored too, except for an encoder's.
         """
         requests: list[Request] = []
         text_indices: list[int] = []
@@ -129,17 +130,19 @@ class TextModel:
         return self._without_start(self.encode_prompt(context)), continuation_ids
 
     def _prefix_ids(self) -> list[int]:
-        """Return what precedes a text without a context, but for the start token that is added in scoring."""
+        """Return the tokens before a text without context, without the start token, which scoring adds."""
         return [] if self.prefix is None or self._adds_start else [self.prefix]
 
     def _prompt_ids(self, prompt: str, room: int) -> list[int]:
         """Return the ids of a prompt; one that is too long loses its beginning, but not a decoder's start.
 
-        An empty prompt of a model without a start token is the token that precedes a text.
+        For a model without a start token, an empty prompt becomes the prefix token.
         """
         ids = self.encode_prompt(prompt) or self._prefix_ids()
         kept = 1 if self._adds_start and ids[:1] == [self.model.config.special.start] else 0
-        return ids[:kept] + ids[kept:][max(len(ids) - room, 0) :]
+        start, text = ids[:kept], ids[kept:]
+        excess = max(len(ids) - room, 0)
+        return start + text[excess:]
 
     def _without_start(self, ids: list[int]) -> list[int]:
         """Return ids without the start token, which ``lm.evaluate.loglikelihood`` adds itself."""
@@ -168,15 +171,16 @@ class TextModel:
     def _generate_batch(
         self, prompts: Sequence[Sequence[int]], decoding: Decoding, key: jax.Array
     ) -> np.ndarray:
-        """Return the answers to prompts of ids, int32 [prompts or more,max_length]."""
+        """Return the answers to prompts of ids, int32 [R,max_length]; R - len(prompts) rows are padding."""
         config, mesh = self.model.config, getattr(jax.tree.leaves(self.model)[0].sharding, "mesh", None)
         shards = 1 if mesh is None else sharding.batch_shards(mesh.shape)
         rows = -(-BATCH_SIZE // shards) * shards
         length = MIN_PADDED_LENGTH
         while length < max(map(len, prompts)):
             length *= 2
-        if not config.has_encoder and config.limits_length:
-            length = min(length, config.positions.max_length + 1 - decoding.max_length)
+        if config.limits_length:
+            most = config.positions.max_length
+            length = min(length, most if config.has_encoder else most + 1 - decoding.max_length)
         tokens = np.full((rows, length), config.special.pad, np.int32)
         segments = np.zeros(tokens.shape, np.int32)
         for row, ids in enumerate(prompts):
@@ -202,7 +206,7 @@ def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Re
 
 
 def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
-    """Return how the settings of a request decode, and the seed; raise SettingError for unknown settings.
+    """Return the decoding settings of a request, and the seed; raise SettingError for unknown settings.
 
     Their names, defaults and rules of beam search are those of transformers.
     """
@@ -217,7 +221,7 @@ def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
         raise SettingError("generation_kwargs: num_beams and do_sample exclude each other")
     if not is_sampled:
         return Decoding(length, beams=int(given.get("num_beams", 1)), length_penalty=1.0), 0
-    top_k, top_p = int(given.get("top_k", 0)), float(given.get("top_p", 1.0))
+    top_k, top_p = int(given.get("top_k", DEFAULT_TOP_K)), float(given.get("top_p", 1.0))
     return Decoding(length, temperature=temperature, top_k=top_k, top_p=top_p), int(given.get("seed", 0))
 
 

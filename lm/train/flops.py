@@ -262,7 +262,7 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
     return Costs(
         num_parameters(model),
         num_parameters(model) - _inactive_parameters(config),
-        _embedding_parameters(one_way),
+        _embedding_parameters(one_way, model),
         training=(step_flops(config, 1, length, targets) - outside) / tokens,
         scores=scores,
         generating=float(_generating_flops(config, length, targets)) if config.has_decoder else 0.0,
@@ -297,9 +297,13 @@ def expert_parameters(config: ModelConfig) -> int:
     return sum(prod(x.shape) for name, x in named(model).items() if "experts" in axes[name])
 
 
-def _embedding_parameters(model: Transformer) -> int:
-    """Return the parameters of a model's embeddings, and of an output matrix that is not one of them."""
-    stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+def _embedding_parameters(model: Transformer, whole: Transformer | BidirectionalLM) -> int:
+    """Return the parameters of a model's embeddings, and of an output matrix that is not one of them.
+
+    ``model`` is the Transformer in ``whole``, which may have a backward stack with tables of its own.
+    """
+    backward = whole.backward if isinstance(whole, BidirectionalLM) else None
+    stacks = [stack for stack in (model.encoder, model.decoder, backward) if stack is not None]
     tables = [model.embed, model.encoder_embed, model.head]
     for stack in stacks:
         tables += [stack.positions, stack.types]

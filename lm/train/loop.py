@@ -28,8 +28,8 @@ from lm.train.runtime.preemption import COMPILER_THREAD, PreemptionHandler, save
 from lm.train.state import State
 from lm.train.step import Metrics, Steps
 
-# How often the process may be killed in the evaluation of one step before that is no longer tried. Two from
-# outside can hit the same evaluation by chance; three are probably caused by it, such as by its memory.
+# After this many kills during the evaluation of one step, that evaluation is not tried again. Two kills from
+# outside can be coincidence; three are probably caused by the evaluation, for example by its memory.
 MAX_EVALUATION_TRIES = 3
 
 
@@ -48,7 +48,9 @@ class Run:
     teacher_params: dict[str, jax.Array] | None = None  # parameters of the teacher, if the steps have one
 
     def start(self, restored: State | None, config: LoopConfig) -> int:
-        """Log this start, and return the number of steps already done: ``first_step`` in a new run.
+        """Begin the log after the steps already done, and return their number: ``first_step`` in a new run.
+
+        Later records, of a run that was torn, are deleted from the log.
 
         Raises SettingError if it is more than ``config.steps``.
         """
@@ -148,7 +150,8 @@ class CompiledStep:
             except BaseException as error:
                 self._compiled.set_exception(error)
 
-        # Batches import it, which replaces Python's import for a moment: no other thread should meet that.
+        # Making batches imports grain, which replaces Python's import for a moment. That happens here, before
+        # there is another thread that could meet it.
         import_module("grain")
         threading.Thread(target=compile_ahead, name=COMPILER_THREAD, daemon=True).start()
 

@@ -250,9 +250,12 @@ class GradualUnfreezing:
         model = self.model
         layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
         stacks = [stack for stack in layers if getattr(model, f"has_{stack}")]
-        shares_blocks = {s: model.shares_layers(s) and model.shared_parts == "all" for s in stacks}
-        depths = {stack: 1 if shares_blocks[stack] else layers[stack] for stack in stacks}
-        depths |= {"backward": depths["decoder"]} if "backward" in model.heads else {}
+        depths = {}
+        for stack in stacks:
+            is_one_layer = model.shares_layers(stack) and model.shared_parts == "all"
+            depths[stack] = 1 if is_one_layer else layers[stack]
+        if "backward" in model.heads:
+            depths["backward"] = depths["decoder"]
         episodes = max(depths.values())
         unfrozen = 1 + step * episodes // self.steps  # layers, from the top
 
@@ -271,6 +274,8 @@ class GradualUnfreezing:
             # What all layers share is unfrozen with the top one.
             shared_layers = range(depth - shape[0], depth)
             layers = layers_by_module(model, depth, has_memory).get(block_module, shared_layers)
-            return depth - np.array(layers).reshape(-1, *[1] * (len(shape) - 1))
+            # Layers that share one block have embeddings of their own, which are trained with it.
+            needed = np.minimum(depth - np.array(layers), depth)
+            return needed.reshape(-1, *[1] * (len(shape) - 1))
 
         return {name: jnp.where(unfrozen >= trained_from(name, x.shape), x, 0) for name, x in updates.items()}

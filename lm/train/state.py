@@ -39,7 +39,7 @@ class State:
     fine-tuned in their place.
     """
 
-    step: jax.Array  # int32 []: updates done
+    step: jax.Array  # int32 []: steps done, with those whose update was skipped and those of earlier phases
     params: dict[str, jax.Array]  # by dotted name
     opt_state: optax.OptState
     model_treedef: tuple[Any, tuple[str, ...]]  # the model's treedef, and the names of its leaves in order
@@ -70,7 +70,8 @@ class State:
     def with_unlogged_skips(self, count: int) -> "State":
         """Return this state with the number of updates skipped since the last line of the log.
 
-        Only the host knows where lines are, so a step passes the number on, and it is set to be saved.
+        Only the host knows when lines are written, so a step leaves the number as it is, and the host sets it
+        before saving.
         """
         if self.guard is None:
             return self
@@ -80,8 +81,8 @@ class State:
     def warm_start(self, fresh: "State") -> "State":
         """Return a state at the step of ``fresh`` that starts from this state's parameters.
 
-        Its parameters are the ``eval_params`` of this state, its optimiser state is that of this state, and
-        all other fields are those of ``fresh``.
+        Its parameters are the ``eval_params`` of this state, its model and its optimiser state are those of
+        this state, and all other fields are those of ``fresh``.
         """
         params = self.eval_params
         average = None if fresh.average is None else jax.tree.map(jnp.copy, params)

@@ -161,7 +161,10 @@ def train_step(
 
 
 def eval_step(spec: StepSpec, state: State, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Return (sum, sum of weights) of each metric on a batch, with ``State.eval_params``."""
+    """Return (sum, sum of weights) of each metric on a batch, with ``State.eval_params``.
+
+    The loss is the plain one, without the z-loss, label smoothing or the teacher of ``spec``.
+    """
     _, sums = spec.loss(state.eval_model, batch, None, LossConfig(z_loss=0.0))
     return {name: sum_and_weight for name, sum_and_weight in sums.items() if name != "z_loss"}
 
@@ -201,9 +204,10 @@ def compute_gradients(
 ) -> Gradients:
     """Return gradients, metrics and carry of a batch's mean loss, computed in ``spec.microbatches`` parts.
 
-    Loss weights are first divided by their sum over the whole batch. Losses, gradients and other metrics of
-    micro-batches then simply add up. ``carry`` is the recurrent state at the end of the previous chunk of
-    each row; with a carry there is one micro-batch. ``teacher_params`` are those of ``spec.teacher``.
+    Loss weights are first normalised over the whole batch (``normalize_loss_weights``), so that losses,
+    gradients and other metrics of micro-batches simply add up. ``carry`` is the recurrent state at the end of
+    the previous chunk of each row; with a carry there is one micro-batch. ``teacher_params`` are those of
+    ``spec.teacher``.
     """
     counts, batch = count_tokens(batch), normalize_loss_weights(batch)
     loss_function = spec.loss
@@ -216,7 +220,8 @@ def compute_gradients(
             loss, sums = loss_function(model, batch, key, spec.loss_config)
         else:
             loss, sums, new_carry = carried_language_model(model, batch, carry, key, spec.loss_config)
-        # Loss weights are divided by their totals, so the sums are means.
+        # Loss weights are normalised, so the sums are means. Weights of content tokens are not, but training
+        # batches do not ask for metrics on these (``frequent_tokens``).
         return loss, ({name: value for name, (value, _) in sums.items()}, new_carry)
 
     loss_and_gradients = jax.value_and_grad(mean_loss, has_aux=True)
@@ -230,7 +235,7 @@ def compute_gradients(
 
 
 def normalize_loss_weights(batch: Batch) -> Batch:
-    """Return the batch with each kind of loss weights divided by its total; weights of 0 stay 0."""
+    """Return the batch with each array of loss weights divided by its denominator, unless that is 0."""
     weights = batch.loss_weights()
     if batch.num_loss_tokens is not None:
         weights |= {"num_loss_tokens": batch.num_loss_tokens}
@@ -243,10 +248,10 @@ def normalize_loss_weights(batch: Batch) -> Batch:
 def count_tokens(batch: Batch) -> Metrics:
     """Return the numbers of tokens that a batch is trained on, as metrics.
 
-    ``tokens`` is the sum of the loss weights, which most objectives set to 0 or 1. With a loss that estimates
-    a bound it is the number of tokens of the text, and with ELECTRA of those that its discriminator
-    classifies. ``content_tokens`` are the targets that the model cannot copy: no sentinel, no EOS, and none
-    that the inputs show at the same position (``lm.data.content``).
+    ``tokens`` is the sum of the loss weights, which most objectives set to 0 or 1. For a loss that estimates
+    a bound (masked diffusion) it is the number of text tokens, and for ELECTRA the number of tokens that the
+    discriminator classifies. ``content_tokens`` are the targets that the model cannot copy: no sentinel, no
+    EOS, and none that the inputs show at the same position (``lm.data.content``).
     """
     # Sentence pairs also have one weight per row. Tokens outnumber rows: the largest total counts tokens.
     metrics = {"tokens": jnp.stack(list(_loss_weight_totals(batch).values())).max()}
@@ -257,7 +262,7 @@ def count_tokens(batch: Batch) -> Metrics:
 
 
 def _loss_weight_totals(batch: Batch) -> dict[str, jax.Array]:
-    """Return what each kind of loss weights of a batch is divided by: its sum, float32 [].
+    """Return the denominator of each array of loss weights, float32 []: its sum, except for bounds.
 
     An encoder's loss that estimates a bound is divided by ``batch.num_loss_tokens`` instead: the sum of its
     weights is random, and dividing by it would bias the estimate.
@@ -365,7 +370,7 @@ class Steps:
     def evaluate(self, state: State, batches: Iterable[Batch]) -> dict[str, float]:
         """Return metrics averaged over ``batches`` with ``State.eval_params``, and the number of ``tokens``.
 
-        An average over weights whose sum is 0 is 0, and ``tokens`` is the sum of the loss weights. Each
+        An average over weights whose sum is 0 is 0. ``tokens`` is the sum of the weights of the loss. Each
         process passes its own rows of every batch.
         """
         totals = None

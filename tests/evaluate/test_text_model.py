@@ -84,6 +84,18 @@ def test_samples_of_one_prompt_differ_however_many_are_asked_for(decoder):
     assert samples == decoder.generate([("ab", settings)] * 40)
 
 
+def test_a_prompt_of_an_encoder_may_be_as_long_as_its_positions():
+    positions = PositionsConfig(kind="learned", max_length=20)
+    model = make_model(replace(CONFIG, architecture="encoder-decoder", positions=positions), TOKENIZER, 0)
+    (answer,) = model.generate([("abcdefghijklmnopqr", {"max_gen_toks": 2})])
+    assert isinstance(answer, str)
+
+
+def test_samples_are_of_the_50_likeliest_tokens_unless_more_are_asked_for():
+    assert decoding_from_kwargs({"do_sample": True})[0].top_k == 50
+    assert decoding_from_kwargs({"temperature": 0.5, "top_k": 0})[0].top_k == 0
+
+
 def test_samples_have_no_beams():
     with pytest.raises(SettingError, match="num_beams and do_sample"):
         decoding_from_kwargs({"do_sample": True, "num_beams": 4})

@@ -114,6 +114,14 @@ def test_embeddings_are_the_tables_of_tokens_positions_and_types_and_an_untied_o
     assert found.non_embedding_parameters == found.parameters - due
 
 
+def test_the_backward_stack_of_a_bidirectional_model_has_embeddings_of_its_own():
+    new = {"architecture": "decoder", "positions.kind": "learned", "positions.max_length": 16}
+    one_way = costs(changes(TINY, new), 8)
+    both_ways = costs(changes(TINY, new | {"heads": ("backward",)}), 8)
+    assert both_ways.embedding_parameters == one_way.embedding_parameters + 16 * TINY.d_model
+    assert both_ways.non_embedding_parameters == 2 * one_way.non_embedding_parameters
+
+
 def test_llama_7b_on_a_trillion_tokens():
     found = costs(PRESETS["llama-7b"], 2_048)
     assert found.parameters == 6_738_415_616

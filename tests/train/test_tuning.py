@@ -6,11 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sharded_training import transformer_batch
+from small_models import CONFIGS
 from tuned_models import MODEL, built, layers, trained
 
 from lm.config.base import changes
 from lm.config.model import HeadConfig
 from lm.config.training import CheckpointConfig, OptimizerConfig
+from lm.nn.elmo import BidirectionalLM
 from lm.nn.finetune import ModelWithHead
 from lm.nn.transformer import Transformer
 from lm.train.optimizers import GradualUnfreezing, freeze_body, make_optimizer, train_adapters, train_lora
@@ -67,6 +69,14 @@ def test_a_layer_thaws_with_its_experts_or_its_feed_forward_layer_whichever_it_h
         found = trained(GradualUnfreezing(model, 40), step, lambda rngs: Transformer(model, rngs))
         assert found["decoder.blocks.experts.hidden.kernel"] == experts
         assert found["decoder.blocks.mlp.hidden.kernel"] == dense
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_last_episode_trains_every_layer(name):
+    model = CONFIGS[name]
+    make = BidirectionalLM if "backward" in model.heads else Transformer
+    found = trained(GradualUnfreezing(model, 100), 99, lambda rngs: make(model, rngs))
+    assert {parameter for parameter, which in found.items() if not all(which)} == set()
 
 
 def test_what_enters_the_stacks_thaws_last_unless_it_is_the_softmax():

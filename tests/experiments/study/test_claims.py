@@ -8,6 +8,7 @@ from experiments.study.claims import paper_claims, simulate_replication, standar
 from experiments.study.papers import t5
 from experiments.study.registry import TABLES
 from experiments.study.table import Column, Conclusion, Paper, Published, make_table
+from lm.config.base import SettingError
 
 T5 = t5.TABLES
 PAIRS = {"2": (42, 45), "4": (3, 3), "5": (4, 6), "6": (4, 6), "7": (6, 10), "9": (9, 10), "10": (15, 15)}
@@ -67,6 +68,26 @@ def test_any_table_whose_paper_gives_its_noise_has_the_claims_of_its_published_r
         ("ours", "best"): "ours is better",
     }
     assert sum(simulate_replication(own_table(PAPER))) == pytest.approx(2)
+
+
+def test_a_conclusion_about_a_half_of_the_tasks_stays_so_where_the_papers_noise_tells_its_rows_apart():
+    said = replace(SAID[0], tasks="language")
+    table = replace(own_table(PAPER), conclusions=(said, SAID[1]))
+    (claim,) = (each for each in paper_claims(table) if each.conclusion == said.text)
+    assert (claim.tasks, claim.z is None) == ("language", False)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"conclusions": [replace(SAID[0], tasks="readng")]}, "tasks='readng' should be 'reading'"),
+        ({"conclusions": [replace(SAID[0], relation="worse")]}, "relation='worse' should be 'better'"),
+        ({"pairs": "with_baseline"}, "pairs='with_baseline' should be one of"),
+    ],
+)
+def test_a_table_with_a_word_that_is_no_choice_is_refused(given, words):
+    with pytest.raises(SettingError, match=words):
+        make_table("own", "", dict.fromkeys([*SCORES, "ours"], {}), **given)
 
 
 def test_less_is_better_in_a_column_that_says_so():

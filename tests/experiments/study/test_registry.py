@@ -23,14 +23,23 @@ from experiments.processes.progress import duration, reporting
 from experiments.runs.checks import check_agreement
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
-from experiments.study.changes import apply, followed_by, times
-from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.changes import after_pretraining, apply, followed_by, times
+from experiments.study.experiment import BASELINE, Experiment, PretrainingPhase
 from experiments.study.papers.t5 import PAPER, TABLES
 from experiments.study.paths import run_folder
-from experiments.study.registry import REGISTRY, baseline_of, build, canonical_row, find, find_one
+from experiments.study.registry import (
+    REGISTRY,
+    baseline_of,
+    build,
+    canonical_row,
+    find,
+    find_one,
+    own_changes,
+    same_rows,
+)
 from experiments.study.scales import SCALES
 from experiments.study.settings_diff import relevant_diff
-from experiments.study.table import make_table
+from experiments.study.table import make_table, missing
 from lm.config.base import SettingError, change, diff, from_json, leaves, setting_descriptions, to_json
 from lm.nn.presets import PRESETS
 from lm.objectives.denoising import OBJECTIVES
@@ -197,6 +206,24 @@ def test_rows_are_one_experiment_if_what_they_build_at_a_scale_is(own_rows):
         "numbers-of-nano": {"nano": steps, "mini": "own/numbers-of-nano"},
         "other": {"nano": "own/other", "mini": "own/other"},
     }
+
+
+def test_a_row_that_needs_what_is_lacking_equals_no_other(restored_registry):
+    registry.add_table(make_table("lacking", "", {"first": {}, "lacks": missing("a part")}))
+    assert [*same_rows("lacking/first", ["lacking/lacks", "lacking/first"], "nano")] == ["lacking/first"]
+    assert [*same_rows("lacking/lacks", ["lacking/first", "lacking/lacks"], "nano")] == []
+
+
+def test_a_row_is_checked_whatever_the_rows_of_other_tables_are(restored_registry):
+    registry.add_table(make_table("broken", "", {"first": {"model.mlp.d_ff": -1}}))
+    registry.add_table(make_table("sound", "", {"base": {}, "wide": {"model.mlp.d_ff": times(2)}}))
+    assert own_changes("sound/wide", "nano") == ["model.mlp.d_ff"]
+
+
+def test_steps_that_come_first_are_no_change_of_pretraining_that_has_phases():
+    first = {"pretraining.phases": (PretrainingPhase(0.5, OBJECTIVES["causal-lm"], "causal"),)}
+    with pytest.raises(SettingError, match=r"pretraining\.phases=.* should be \(\)"):
+        apply(apply(BASELINE, first), after_pretraining(2, None, None, "continue"))
 
 
 def test_a_run_is_found_under_whichever_of_its_equal_rows_it_lies(own_rows, tmp_path):
