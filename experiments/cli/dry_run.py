@@ -100,12 +100,16 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
         CONSOLE.print(f"{SHARES}: without the stages that a run above trains", highlight=False)
     at_once = max(min(jobs, len(unfinished)), 1)
     expected = duration(last_end(unfinished, at_once)) + f" with {at_once} at once" * (at_once > 1)
-    source = "speeds measured in runs here" if measured else "a matrix product timed here, roughly"
-    programs_text = f" for each of {len(compiled)} training steps that differ" * (len(compiled) > 1)
+    source = ""
+    if compiled:  # networks, whose time is estimated by speeds
+        source = "by speeds measured in runs here" if measured else "by a matrix product timed here, roughly"
+        source += f"; compiling takes {compile_seconds:.0f} s of it"
+        if len(compiled) > 1:
+            source += f" for each of {len(compiled)} training steps that differ"
+        source += "; "
     CONSOLE.print(
         f"{len(unfinished)} of {len(wanted)} runs to train at scale {options.scale}: {total_steps:,} steps, "
-        f"{total_flops:.3g} FLOP, about {expected} (by {source}; compiling takes {compile_seconds:.0f} s of "
-        f"it{programs_text}; evaluating comes on top)",
+        f"{total_flops:.3g} FLOP, about {expected} ({source}evaluating comes on top)",
         highlight=False,
     )
     if sum(unfinished) > LONG and h100_seconds > SHORTEST:

@@ -205,7 +205,7 @@ class NetworkStage(Stage):
     def checkpoints(self) -> Checkpoints:
         """Open its checkpoints.
 
-        It keeps the newest, the best by each score, those of ``branch_steps``, and one per ``keep_hours``.
+        It keeps the three newest, the best by each score, those of ``branch_steps``, and some older ones.
         """
         every, hours = self.training.save_every, self.training.keep_hours
         config = CheckpointConfig(every, best="highest", hours=hours, steps=self.branch_steps)
