@@ -38,6 +38,7 @@ PUBLISHED = {
     "mini-glu": "glu/1-perplexity",
     "mini-diffusion": "now/4-diffusion",
     "mini-encoders": "now/1-encoders",
+    "mini-architectures": "now/2-architectures",
     "mini-denoisers": "now/3-denoisers",
     "mini-clark": "clark/5-efficiency",
     "mini-lan": "lan/4-sharing-*",
@@ -143,7 +144,7 @@ def test_the_readme_counts_the_conclusions_that_tasks_on_language_contradict():
     tested = [claim for table in tables for claim in table["claims"] if claim["conclusion"]]
     verdicts = Counter(claim["verdicts"]["language"]["updates"]["verdict"] for claim in tested)
     words = "no one two three four five six seven eight nine ten eleven twelve thirteen fourteen".split()
-    due = f"tasks on language contradict {words[verdicts['contradicted']]} of its {words[len(tested)]}."
+    due = f"tasks on language contradict {words[verdicts['contradicted']]} of T5's {words[len(tested)]}."
     assert due in (ROOT / "README.md").read_text("utf-8")
 
 
