@@ -326,7 +326,7 @@ class DistillationConfig:
             )
 
     @property
-    def asks_teacher(self) -> bool:
+    def needs_teacher_forward(self) -> bool:
         """Return whether the loss depends on the teacher."""
         return self.soft > 0 or self.cosine > 0
 

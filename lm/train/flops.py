@@ -72,7 +72,7 @@ def step_flops(
     if generator is not None:
         return step_flops(config, rows, inputs, targets) + step_flops(generator, rows, inputs, targets)
     forward: float = _output_flops(config, targets if config.has_decoder else inputs)
-    forward += _lookup_flops(config, inputs * config.has_encoder + targets * config.has_decoder)
+    forward += _embedding_projection_flops(config, inputs * config.has_encoder + targets * config.has_decoder)
     if config.has_encoder:
         encoder_flops = _encoder_flops(config, inputs)
         forward += encoder_flops
@@ -81,7 +81,7 @@ def step_flops(
             attention = cast(Attention, encoder_block.attention)
             shared = matmul_flops(attention.key, inputs) + matmul_flops(attention.value, inputs)
             forward += encoder_flops - config.num_encoder_layers * shared
-            forward += _lookup_flops(config, inputs)
+            forward += _embedding_projection_flops(config, inputs)
     if config.has_decoder:
         decoder_block = abstract_block(config, has_cross_attention=config.has_encoder)
         forward += _stack_flops(decoder_block, config.num_decoder_layers, targets)
@@ -118,7 +118,7 @@ def _output_flops(config: ModelConfig, positions: int) -> int:
     return flops
 
 
-def _lookup_flops(config: ModelConfig, positions: int) -> int:
+def _embedding_projection_flops(config: ModelConfig, positions: int) -> int:
     """Return the FLOPs of the projections of so many embeddings to d_model, forward; 0 without any."""
     if config.embedding.clusters:
         return _abstract_embedding(config).lookup_flops(positions)
@@ -234,8 +234,8 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
     ``training`` is ``step_flops`` over the tokens of a row, without scores outside of windows. It differs
     from the usual estimate 6 N D (Kaplan et al. 2020, section 2.1, whose N leaves out embeddings): scores
     come on top, each token of an encoder-decoder passes one of its two stacks, and looking up an embedding
-    takes no product, while the output matrix does. Of a causal row all scores count, of a window those
-    inside.
+    takes no product, while the output matrix does. Of a causal row all
+    scores count, of a window those inside.
 
     Raises SettingError for rows that are longer than the model's positions reach.
     """
@@ -319,7 +319,7 @@ def _generating_flops(config: ModelConfig, inputs: int, length: int) -> float:
     if config.has_encoder:
         layer += block.cross_flops(1, 0)
     products: float = config.num_decoder_layers * layer + _output_flops(config, 1)
-    products += _lookup_flops(config, 1)
+    products += _embedding_projection_flops(config, 1)
     products += _feed_forward_flops(block, config.num_decoder_layers, 1)
     return products + _own_score_flops(config, length) + _cross_score_flops(config, inputs)
 

@@ -24,7 +24,7 @@ from lm.config.training import LoopConfig
 from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
 from lm.train.runtime.log import Log, NonFiniteLoss
 from lm.train.runtime.meter import MetricsWriter, Profile
-from lm.train.runtime.preemption import COMPILER_THREAD, PreemptionHandler, save_on_sigterm
+from lm.train.runtime.preemption import COMPILER_THREAD, PreemptionHandler, start_preemption_service
 from lm.train.state import State
 from lm.train.step import Metrics, Steps
 
@@ -60,7 +60,7 @@ class Run:
                 f"{self.log.folder} is trained to step {start} already, which is more than "
                 f"steps={config.steps}"
             )
-        self.log.start(start)
+        self.log.resume_after(start)
         return start
 
     def initial_state(self, steps: Steps) -> State:
@@ -78,11 +78,11 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
     start = run.start(restored, config)
     stack_traces = run.log.folder / f"stuck-{jax.process_index()}.txt"
     profile = Profile(run.log.folder / "profile", config.profile)
-    with PreemptionHandler(config.patience, stack_traces) as stopping, _save_bad_batch(run), profile:
-        if stopping.requested():  # several processes got a signal since the stage before
-            stopping.check(start)
+    with PreemptionHandler(config.patience, stack_traces) as preemption, _save_bad_batch(run), profile:
+        if preemption.requested():  # several processes got a signal since the stage before
+            preemption.check(start)
         meter = MetricsWriter(run.log, config, run.flops)
-        periodic = PeriodicActions(run, config, meter, stopping)
+        periodic = PeriodicActions(run, config, meter, preemption)
         batches = Prefetched(run.data(start), steps.mesh, config.prefetch, meter)
         # The step compiles in a thread while the initial state is computed: both take long.
         train_step = CompiledStep(steps, run, batches)
@@ -91,18 +91,18 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
             meter.skipped = restored.unlogged_skips
             state = restored.with_unlogged_skips(0)
             periodic.catch_up_evaluation(state)
-        train_step.wait(stopping, start)
+        train_step.wait(preemption, start)
         for step in range(start + 1, config.steps + 1):
             batch = next(batches)
             profile.before(step)
             state, metrics = train_step(state, batch)
             profile.after(step, metrics)
             meter.add(step, metrics, batch)  # reads the step before
-            stopping.heartbeat()
+            preemption.heartbeat()
             periodic.on_step_end(state, step)  # saves, evaluates, stops
         run.checkpoints.wait()
         run.checkpoints.garbage_collect(config.steps)
-    stopping.check(config.steps)
+    preemption.check(config.steps)
     return state
 
 
@@ -155,11 +155,11 @@ class CompiledStep:
         import_module("grain")
         threading.Thread(target=compile_ahead, name=COMPILER_THREAD, daemon=True).start()
 
-    def wait(self, stopping: PreemptionHandler, start: int) -> None:
+    def wait(self, preemption: PreemptionHandler, start: int) -> None:
         """Wait until the step is compiled; raise Interrupted at a signal, since step ``start`` is saved."""
-        self._seconds = stopping.interruptible(self._compiled.result)
+        self._seconds = preemption.interruptible(self._compiled.result)
         if self._seconds is None:
-            stopping.check(start)
+            preemption.check(start)
 
     def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         if self._seconds is None:
@@ -170,7 +170,7 @@ class CompiledStep:
         seconds, self._seconds = self._seconds + time.perf_counter() - begin, None
         jax.block_until_ready(metrics["loss"])
         self._log.log_first_step(seconds)
-        save_on_sigterm()
+        start_preemption_service()
         return state, metrics
 
 
@@ -181,7 +181,7 @@ class PeriodicActions:
     run: Run
     config: LoopConfig
     meter: MetricsWriter
-    stopping: PreemptionHandler
+    preemption: PreemptionHandler
 
     def on_step_end(self, state: State, step: int) -> None:
         """Save and evaluate if that is due after ``step``; raise Interrupted after a stop signal.
@@ -189,7 +189,7 @@ class PeriodicActions:
         The metrics of the step are read first, so that no state with a non-finite loss is saved.
         """
         checkpoints, should_evaluate = self.run.checkpoints, self._should_evaluate(step)
-        should_stop = self.stopping.requested()
+        should_stop = self.preemption.requested()
         should_save = should_stop or step == self.config.steps or checkpoints.config.due(step)
         if not (should_save or should_evaluate):
             return
@@ -198,11 +198,11 @@ class PeriodicActions:
             self._save(state)
         if should_stop:
             checkpoints.wait()
-            self.stopping.check(step)
+            self.preemption.check(step)
         if should_evaluate:
             checkpoints.wait_until_finished()  # the evaluation may end this process
             self.evaluate(state, is_saved=should_save)
-        self.meter.restart()
+        self.meter.restart_timer()
 
     def catch_up_evaluation(self, state: State) -> None:
         """Evaluate a restored state if the evaluation of its step is due and was interrupted."""
@@ -223,16 +223,16 @@ class PeriodicActions:
                 "again: training goes on from the last checkpoint, and the evaluation is tried anew"
             )
         with log.evaluating(step):
-            values = self.stopping.interruptible(lambda: self.run.evaluate(state))
+            values = self.preemption.interruptible(lambda: self.run.evaluate(state))
             if values is not None:
                 if is_saved:
                     checkpoints.score(step, *_scores_and_losses(values, self.config.score))
                 log.write(step, "eval", values)
-        if self.stopping.signal:
+        if self.preemption.signal:
             if not is_saved:
                 self._save(state)
             checkpoints.wait()
-            self.stopping.check(step)
+            self.preemption.check(step)
 
     def _save(self, state: State) -> None:
         """Save a state once the records of its steps are durable: a run that resumes from it writes none."""

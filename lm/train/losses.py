@@ -93,7 +93,7 @@ def carried_language_model(
     """Return ``language_model`` of rows that continue from the recurrent states ``carry`` [layers,B,h]."""
     x, carry, router, _ = model.outputs_from_carry(batch, carry, key)
     side = batch.side("decoder")
-    loss, sums = _target_loss(model, (x,), side, batch.frequent_tokens, config, None)
+    loss, sums = _loss_from_hidden_states(model, (x,), side, batch.frequent_tokens, config, None)
     loss, sums = _add_router_losses(model, router, side.loss_weights, loss, sums)
     return CarriedLoss(loss, sums, carry)
 
@@ -102,8 +102,8 @@ def both_directions(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     """Return the mean of the losses of a ``BidirectionalLM``, whose two directions share targets."""
     side = batch.side("decoder")
     forward_logits, backward_logits = model(batch, key)
-    forward = _token_loss(forward_logits, side, batch.frequent_tokens, config)
-    backward = _token_loss(backward_logits, side, batch.frequent_tokens, config)
+    forward = _loss_from_logits(forward_logits, side, batch.frequent_tokens, config)
+    backward = _loss_from_logits(backward_logits, side, batch.frequent_tokens, config)
     return jax.tree.map(lambda one, other: (one + other) / 2, forward, backward)
 
 
@@ -141,7 +141,7 @@ def causal_encoder(
 DISTILLED = (language_model, masked_lm, causal_encoder)  # losses that take a teacher
 
 
-def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
+def replaced_token_detection(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return ELECTRA's loss: the generator's on masked tokens plus the discriminator's.
 
     The discriminator's is a sum over the tokens of ``batch.discriminator_loss_weights``: all, or those that
@@ -149,7 +149,7 @@ def replaced_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     """
     sample_key, key = _sample_key(key)
     outputs, side = model(batch, sample_key, key), batch.side("encoder")
-    loss, sums = _token_loss(outputs.generator_logits, side, batch.frequent_tokens, config)
+    loss, sums = _loss_from_logits(outputs.generator_logits, side, batch.frequent_tokens, config)
     weights, is_replaced = batch.discriminator_loss_weights, outputs.tokens != side.targets
     token_losses = optax.sigmoid_binary_cross_entropy(outputs.replaced_logits, is_replaced)
     discriminator_loss = (token_losses * weights).sum()
@@ -167,7 +167,7 @@ def restored_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> L
     """
     sample_key, key = _sample_key(key)
     outputs, side = model(batch, sample_key, key), batch.side("encoder")
-    loss, sums = _token_loss(outputs.generator_logits, side, batch.frequent_tokens, config)
+    loss, sums = _loss_from_logits(outputs.generator_logits, side, batch.frequent_tokens, config)
     weights = batch.discriminator_loss_weights
     if outputs.copy_logits is None:
         restored_loss = cross_entropy(
@@ -190,7 +190,7 @@ def _sample_key(key: Key) -> tuple[Array, Key]:
     return sample_key, key
 
 
-def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAndSums:
+def supervised_loss(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAndSums:
     """Return the loss of a ``ModelWithHead``: the squared error for regression, else the cross-entropy.
 
     ``batch.labels`` are numbers [B] for regression. Otherwise they are classes [B], classes of tokens [B,T],
@@ -207,10 +207,10 @@ def labelled(model: Any, batch: Batch, key: Key, _config: LossConfig) -> LossAnd
         loss = (jnp.square(outputs - labels) * weights).sum()
         sums = {"loss": (loss, weights.sum())}
         return _add_router_losses(model, router, weights, loss, sums)
-    of_classes = weights
+    label_weights = weights
     if kind == "span":  # the mean of the losses of a span's start and of its end
-        of_classes = weights[:, None] / 2 * jnp.ones(2)[None, :]
-    return _add_router_losses(model, router, weights, *_class_loss(outputs, labels, of_classes))
+        label_weights = weights[:, None] / 2 * jnp.ones(2)[None, :]
+    return _add_router_losses(model, router, weights, *_class_loss(outputs, labels, label_weights))
 
 
 def _transformer_config(model: Any) -> ModelConfig:
@@ -243,10 +243,10 @@ def _language_model(
     """Return the loss of the targets of a side, plus the losses of the model's routers."""
     side = batch.side(name)
     if teacher is None and not _has_experts(model) and _loss_chunks(model) == 1:
-        return _token_loss(model(batch, key), side, batch.frequent_tokens, config)
+        return _loss_from_logits(model(batch, key), side, batch.frequent_tokens, config)
     x, router = _features(model, batch, key)
     states = _states(x, batch, teacher)
-    loss, sums = _target_loss(model, states, side, batch.frequent_tokens, config, teacher)
+    loss, sums = _loss_from_hidden_states(model, states, side, batch.frequent_tokens, config, teacher)
     return _add_router_losses(model, router, side.loss_weights, loss, sums)
 
 
@@ -263,9 +263,9 @@ def _add_router_losses(
     if router is None:
         return loss, sums
     config: ModelConfig = model.config
-    by_row = jnp.asarray(weights, jnp.float32).reshape(len(weights), -1).sum(1)
-    total = by_row.sum()
-    balance_loss, z_loss, dropped = ((values * by_row).sum() for values in router)
+    row_weights = jnp.asarray(weights, jnp.float32).reshape(len(weights), -1).sum(1)
+    total = row_weights.sum()
+    balance_loss, z_loss, dropped = ((values * row_weights).sum() for values in router)
     loss = loss + config.experts.balance_loss * balance_loss + config.experts.z_loss * z_loss
     layers = config.num_expert_layers
     metrics = {"balance_loss": balance_loss, "router_z_loss": z_loss, "dropped_tokens": dropped}
@@ -283,7 +283,7 @@ def _masked_token_loss(
     max_masked = ceil(MAX_MASKED_SHARE * weights.shape[1])
 
     def loss_everywhere(states: States, side: Side) -> LossAndSums:
-        return _target_loss(model, states, side, batch.frequent_tokens, config, teacher)
+        return _loss_from_hidden_states(model, states, side, batch.frequent_tokens, config, teacher)
 
     if _loss_chunks(model) == 1:  # otherwise the logits of both branches would be saved for the backward pass
         loss_everywhere = jax.checkpoint(loss_everywhere)
@@ -295,9 +295,9 @@ def _masked_token_loss(
         masked_states = tuple(jnp.take_along_axis(x, positions[:, :, None], axis=1) for x in states)
         return loss_everywhere(masked_states, masked)
 
-    is_few = ((weights > 0).sum(1) <= max_masked).all()
+    fits_max_masked = ((weights > 0).sum(1) <= max_masked).all()
     states = _states(x, batch, teacher)
-    loss, sums = jax.lax.cond(is_few, loss_where_masked, loss_everywhere, states, side)
+    loss, sums = jax.lax.cond(fits_max_masked, loss_where_masked, loss_everywhere, states, side)
     if batch.num_loss_tokens is not None:
         total = batch.num_loss_tokens.sum(dtype=jnp.float32)
         sums |= {name: (sums[name][0], total) for name in ("loss", "z_loss", "accuracy")}
@@ -306,12 +306,12 @@ def _masked_token_loss(
 
 def _states(x: Array, batch: Batch, teacher: Teacher | None) -> States:
     """Return a model's last hidden states x [B,T,D] and, if the loss depends on it, its teacher's."""
-    if teacher is None or not teacher.config.asks_teacher:
+    if teacher is None or not teacher.config.needs_teacher_forward:
         return (x,)
     return x, jax.lax.stop_gradient(teacher.model.features(batch))
 
 
-def _target_loss(
+def _loss_from_hidden_states(
     model: Any,
     states: States,
     side: Side,
@@ -324,12 +324,12 @@ def _target_loss(
     def loss_of(states: States, side: Side, frequent_tokens: Array | None) -> LossAndSums:
         x, *teacher_states = states
         logits, weights = model.logits(x), side.loss_weights
-        loss, sums = _token_loss(logits, side, frequent_tokens, config)
+        loss, sums = _loss_from_logits(logits, side, frequent_tokens, config)
         if teacher is None:
             return loss, sums
         distillation = teacher.config
         loss = distillation.hard * loss
-        if not distillation.asks_teacher:
+        if not distillation.needs_teacher_forward:
             return loss, sums
         (teacher_x,) = teacher_states
         if distillation.soft:
@@ -351,7 +351,9 @@ def _target_loss(
     return sum_over_chunks(loss_of, states, side, frequent_tokens, chunks)
 
 
-def _token_loss(logits: Array, side: Side, frequent_tokens: Array | None, config: LossConfig) -> LossAndSums:
+def _loss_from_logits(
+    logits: Array, side: Side, frequent_tokens: Array | None, config: LossConfig
+) -> LossAndSums:
     """Return the loss of logits [B,T,V] for the targets of a side: their cross-entropy, or another."""
     targets, weights = side.targets, side.loss_weights
     name: str = config.name  # besides the choices of the type, one that a study module has added

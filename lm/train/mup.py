@@ -9,7 +9,7 @@ WIDE = frozenset({"embed", "heads", "kv_heads", "mlp", "kv", "norm"})
 NARROW = frozenset({"layers", "vocab", "length", "buckets", "bias_heads", "classes", "taps"})
 
 
-def rate_factors(model: ModelConfig, axes: Axes) -> dict[str, float]:
+def learning_rate_multipliers(model: ModelConfig, axes: Axes) -> dict[str, float]:
     """Return {name: factor of the learning rate} of the parameters whose rate depends on the width.
 
     These are the hidden matrices, which map features to features: two of their axes grow with the width. An

@@ -71,16 +71,16 @@ def make_optimizer(
     config: OptimizerConfig,
     axes: Axes,
     mask_updates: MaskUpdates,
-    rate_factors: Mapping[str, float] | None = None,
+    learning_rate_multipliers: Mapping[str, float] | None = None,
 ) -> Optimizer:
     """Return the optimiser of parameters {name: array} with these axes (``lm.sharding.logical_axes``).
 
-    ``rate_factors`` multiply the learning rates of the parameters that they name (``lm.train.mup``). Its
-    ``update`` also takes ``step`` int32 [], for the schedule and ``mask_updates``: these keep no count that
-    fine-tuning would have to reset.
+    ``learning_rate_multipliers`` multiply the learning rates of the parameters that they name
+    (``lm.train.mup``). Its ``update`` also takes ``step`` int32 [], for the schedule and ``mask_updates``:
+    these keep no count that fine-tuning would have to reset.
     """
     masking, descent = apply_at_step(mask_updates), apply_at_step(partial(_descend, config))
-    directions = _direction_transforms(config, axes, rate_factors, mask_updates)
+    directions = _direction_transforms(config, axes, learning_rate_multipliers, mask_updates)
     return optax.chain(*directions, masking, descent)
 
 
@@ -92,7 +92,7 @@ def update_direction(config: OptimizerConfig, axes: Axes) -> Transform:
 def _direction_transforms(
     config: OptimizerConfig,
     axes: Axes,
-    rate_factors: Mapping[str, float] | None,
+    learning_rate_multipliers: Mapping[str, float] | None,
     mask_updates: MaskUpdates | None = None,
 ) -> list[Transform]:
     stacked = {name for name, names in axes.items() if names[:1] == ("layers",)}
@@ -101,9 +101,9 @@ def _direction_transforms(
     if config.clip_norm is not None:
         transforms.append(_clip_by_trained_norm(config.clip_norm, mask_updates))
     transforms.append(per_layer(config.transform(axes), stacked))
-    if rate_factors:
+    if learning_rate_multipliers:
         # Weight decay comes after it: it shrinks matrices of all widths by the same share per step.
-        transforms.append(optax.stateless(partial(_multiply, rate_factors)))
+        transforms.append(optax.stateless(partial(_multiply, learning_rate_multipliers)))
     if config.weight_decay:
         transforms.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
     return transforms
@@ -257,7 +257,7 @@ class GradualUnfreezing:
         if "backward" in model.heads:
             depths["backward"] = depths["decoder"]
         episodes = max(depths.values())
-        unfrozen = 1 + step * episodes // self.steps  # layers, from the top
+        num_unfrozen = 1 + step * episodes // self.steps  # layers, from the top
 
         def trained_from(name: str, shape: tuple[int, ...]) -> int | np.ndarray:
             """Return how many layers have to be unfrozen to train this parameter, or each layer of it."""
@@ -278,4 +278,6 @@ class GradualUnfreezing:
             needed = np.minimum(depth - np.array(layers), depth)
             return needed.reshape(-1, *[1] * (len(shape) - 1))
 
-        return {name: jnp.where(unfrozen >= trained_from(name, x.shape), x, 0) for name, x in updates.items()}
+        return {
+            name: jnp.where(num_unfrozen >= trained_from(name, x.shape), x, 0) for name, x in updates.items()
+        }

@@ -27,7 +27,7 @@ from lm.config.training import (
 from lm.nn.cache import Carry
 from lm.nn.transformer import Transformer
 from lm.train.losses import DISTILLED, Loss, Teacher, carried_language_model, language_model
-from lm.train.mup import check_optimizer, rate_factors
+from lm.train.mup import check_optimizer, learning_rate_multipliers
 from lm.train.optimizers import (
     MaskUpdates,
     Optimizer,
@@ -69,7 +69,7 @@ class StepSpec:
     # step of the state at which the optimiser began, from which its schedule counts
     first_step: int = 0
     # set if a trained Transformer teaches the model: its settings, and the weights of the terms of the loss
-    teacher: ModelConfig | None = None
+    teacher_config: ModelConfig | None = None
     distillation: DistillationConfig = DistillationConfig()
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class StepSpec:
                 "tbptt carries the state of a language_model through whole batches: set microbatches=1 and "
                 "the loss of a language model, or train without tbptt"
             )
-        if self.teacher is None:
+        if self.teacher_config is None:
             return
         if self.tbptt is not None:
             raise SettingError("a teacher reads whole rows: train without tbptt, or without the teacher")
@@ -93,8 +93,8 @@ class StepSpec:
 
     def make_teacher(self, key: jax.Array) -> nnx.Module:
         """Return the teacher, initialised at random."""
-        assert self.teacher is not None
-        return Transformer(self.teacher, nnx.Rngs(params=key))
+        assert self.teacher_config is not None
+        return Transformer(self.teacher_config, nnx.Rngs(params=key))
 
     def teacher_with(self, params: dict[str, jax.Array]) -> Teacher:
         """Return the teacher with these parameters, by name."""
@@ -120,7 +120,9 @@ class StepSpec:
                     f"{getattr(self.module, '__name__', self.module)}: set model.mup.base=0"
                 )
             check_optimizer(self.model, self.optimizer)
-        return make_optimizer(self.optimizer, axes, self.mask_updates, rate_factors(self.model, axes))
+        return make_optimizer(
+            self.optimizer, axes, self.mask_updates, learning_rate_multipliers(self.model, axes)
+        )
 
 
 def train_step(
@@ -133,7 +135,7 @@ def train_step(
 ) -> tuple[State, Metrics]:
     """Return the state after one update, and metrics float32 []; ``seed`` uint32 [] decides dropout.
 
-    ``teacher_params`` are those of ``spec.teacher``, which do not change. It is pure and not compiled:
+    ``teacher_params`` are those of ``spec.teacher_config``, which do not change. It is pure and not compiled:
     ``build`` compiles it.
     """
     key = dropout_key(seed, state.step)
@@ -207,7 +209,7 @@ def compute_gradients(
     Loss weights are first normalised over the whole batch (``normalize_loss_weights``), so that losses,
     gradients and other metrics of micro-batches simply add up. ``carry`` is the recurrent state at the end of
     the previous chunk of each row; with a carry there is one micro-batch. ``teacher_params`` are those of
-    ``spec.teacher``.
+    ``spec.teacher_config``.
     """
     counts, batch = count_tokens(batch), normalize_loss_weights(batch)
     loss_function = spec.loss
@@ -239,7 +241,7 @@ def normalize_loss_weights(batch: Batch) -> Batch:
     weights = batch.loss_weights()
     if batch.num_loss_tokens is not None:
         weights |= {"num_loss_tokens": batch.num_loss_tokens}
-    totals = _loss_weight_totals(batch)
+    totals = _loss_denominators(batch)
     divisors = {name: jnp.where(total <= 0, 1, total) for name, total in totals.items()}
     normalized = {name: array / divisors[name] for name, array in weights.items()}
     return Batch.from_features(batch.features() | normalized)
@@ -254,14 +256,14 @@ def count_tokens(batch: Batch) -> Metrics:
     EOS, and none that the inputs show at the same position (``lm.data.content``).
     """
     # Sentence pairs also have one weight per row. Tokens outnumber rows: the largest total counts tokens.
-    metrics = {"tokens": jnp.stack(list(_loss_weight_totals(batch).values())).max()}
+    metrics = {"tokens": jnp.stack(list(_loss_denominators(batch).values())).max()}
     for side in batch.sides.values():
         if side.content is not None:  # labelled tasks have none
             metrics["content_tokens"] = side.content.sum(dtype=jnp.float32)
     return metrics
 
 
-def _loss_weight_totals(batch: Batch) -> dict[str, jax.Array]:
+def _loss_denominators(batch: Batch) -> dict[str, jax.Array]:
     """Return the denominator of each array of loss weights, float32 []: its sum, except for bounds.
 
     An encoder's loss that estimates a bound is divided by ``batch.num_loss_tokens`` instead: the sum of its
@@ -429,7 +431,7 @@ def build(spec: StepSpec, mesh: Mesh) -> Steps:
 
 def abstract_teacher_params(spec: StepSpec, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct] | None:
     """Return shapes, dtypes and shardings of the teacher's parameters by name; None without a teacher."""
-    if spec.teacher is None:
+    if spec.teacher_config is None:
         return None
     model = jax.eval_shape(spec.make_teacher, jax.random.key(0))
     shardings = sharding.parameter_shardings(model, mesh)

@@ -19,7 +19,7 @@ from lm.nn.finetune import ModelWithHead
 from lm.nn.mlp import MLP
 from lm.nn.transformer import Transformer
 from lm.sharding import make_mesh, named
-from lm.train.losses import labelled, language_model, masked_lm
+from lm.train.losses import language_model, masked_lm, supervised_loss
 from lm.train.step import StepSpec, build
 
 KEY = jax.random.key(3)
@@ -274,13 +274,13 @@ def test_masked_language_models_and_heads_train_their_routers_too():
     assert sums["balance_loss"][0] > 0 and jnp.isfinite(loss)
     model = ModelWithHead(config, HeadConfig("classes", classes=3), nnx.Rngs(params=jax.random.key(0)))
     batch = replace(batch_of(2), labels=np.array([0, 2]), label_loss_weights=np.ones(2, np.float32))
-    loss, sums = labelled(model, batch, KEY, LossConfig())
+    loss, sums = supervised_loss(model, batch, KEY, LossConfig())
     router = 2 * 0.01 * sums["balance_loss"][0]  # two layers
     assert loss == pytest.approx(float(sums["loss"][0] + router), rel=1e-5)
     choice = ModelWithHead(config, HeadConfig("choice"), nnx.Rngs(params=jax.random.key(0)))
     pairs = batch_of(4).map_sides(lambda side: side.map(lambda x: x.reshape(2, 2, -1)))
     pairs = replace(pairs, labels=np.array([0, 1]), label_loss_weights=np.ones(2, np.float32))
-    assert labelled(choice, pairs, KEY, LossConfig())[1]["balance_loss"][1] == 2
+    assert supervised_loss(choice, pairs, KEY, LossConfig())[1]["balance_loss"][1] == 2
 
 
 # ---- what does not fit together

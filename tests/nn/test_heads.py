@@ -156,7 +156,7 @@ def test_a_label_that_is_no_class_is_nan_and_without_a_weight_nothing(label):
 
     def sums(weights, **new):
         weighted = replace(batch, **{"label_loss_weights": np.array(weights, np.float32)} | new)
-        loss, found = losses.labelled(model, weighted, None, LossConfig())
+        loss, found = losses.supervised_loss(model, weighted, None, LossConfig())
         return loss, found["accuracy"][0]
 
     assert np.isnan(sums([1, 1, 1])).all()

@@ -207,12 +207,12 @@ def test_a_signal_at_any_line_of_what_it_may_interrupt_is_taken_down_and_goes_no
                 signal.raise_signal(signal.SIGTERM)
             return trace
 
-        with PreemptionHandler(0.0, Path("stacks")) as stopping:
+        with PreemptionHandler(0.0, Path("stacks")) as preemption:
             before = sys.gettrace()
             sys.settrace(trace)
             try:
-                stopping.interruptible(lambda: None)
+                preemption.interruptible(lambda: None)
             finally:
                 sys.settrace(before)
-            assert not stopping._interruptible and (stopping.signal == "SIGTERM") == (due in sent)
+            assert not preemption._interruptible and (preemption.signal == "SIGTERM") == (due in sent)
     assert len(sent) > 3

@@ -16,7 +16,7 @@ from lm.config.training import DistillationConfig, LossConfig, OptimizerConfig
 from lm.nn.transformer import Transformer
 from lm.sharding import make_mesh, named
 from lm.train import step as training
-from lm.train.losses import Teacher, language_model, masked_lm, replaced_tokens
+from lm.train.losses import Teacher, language_model, masked_lm, replaced_token_detection
 from lm.train.step import StepSpec
 
 SMALL = {"vocab_size": 50, "d_model": 8, "num_encoder_layers": 1, "num_decoder_layers": 1}
@@ -68,7 +68,7 @@ def test_with_no_weight_of_the_teacher_training_is_that_without_one_bit_for_bit(
     spec, expected = plain(side)
     config, teacher = random_teacher(side)
     alone = DistillationConfig("teacher", soft=0, hard=1, cosine=0)
-    found, metrics = trained(replace(spec, teacher=config, distillation=alone), side, teacher)
+    found, metrics = trained(replace(spec, teacher_config=config, distillation=alone), side, teacher)
     assert metrics.keys().isdisjoint({"soft_loss", "cosine_distance"})
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
@@ -77,7 +77,7 @@ def test_a_teacher_teaches_does_not_change_and_its_dropout_is_off():
     spec, without = plain("encoder")
     config, teacher = random_teacher("encoder", num_encoder_layers=2)
     before = jax.device_get(named(teacher))
-    spec = replace(spec, teacher=config, distillation=DistillationConfig("teacher"))
+    spec = replace(spec, teacher_config=config, distillation=DistillationConfig("teacher"))
     params, _ = trained(spec, "encoder", teacher)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(named(teacher)), before)
     assert not np.array_equal(params["embed.table"], without["embed.table"])
@@ -108,5 +108,7 @@ def test_a_student_that_is_its_teacher_gets_no_gradient_from_its_predictions(sid
 
 
 def test_a_loss_without_predictions_of_tokens_takes_no_teacher():
-    with pytest.raises(SettingError, match="language_model, masked_lm, causal_encoder.*not replaced_tokens"):
-        StepSpec(MODELS["encoder"], loss=replaced_tokens, teacher=MODELS["encoder"])
+    with pytest.raises(
+        SettingError, match="language_model, masked_lm, causal_encoder.*not replaced_token_detection"
+    ):
+        StepSpec(MODELS["encoder"], loss=replaced_token_detection, teacher_config=MODELS["encoder"])

@@ -23,7 +23,7 @@ from lm.train.runtime.processes import process_start
 
 def write(folder, first, last):
     with Log(folder, {}) as made:
-        made.start(first)
+        made.resume_after(first)
         for step in range(first + 1, last + 1):
             made.write(step, "train", {"loss": 1.0 / step})
 
@@ -36,7 +36,7 @@ def test_every_start_is_remembered_and_one_that_was_killed_has_vanished(tmp_path
     write(tmp_path, 0, 2)
     with pytest.raises(ArithmeticError), Log(tmp_path, {}):
         raise ArithmeticError("odd")
-    Log(tmp_path, {}).start(2)  # and no end
+    Log(tmp_path, {}).resume_after(2)  # and no end
     monkeypatch.setenv("LM_RESTART", "1 of 3: killed by SIGKILL")
     write(tmp_path, 2, 3)
     assert [life["status"] for life in starts(tmp_path)] == [
@@ -106,7 +106,7 @@ def test_a_record_that_was_changed_or_lost_stops_a_resume_which_leaves_the_file_
 def test_a_phase_with_a_damaged_run_json_is_gone_on_with(tmp_path):
     write(tmp_path, 0, 1)
     with Log(tmp_path, {}) as made:
-        made.start(1)
+        made.resume_after(1)
         made.write(1, "eval", {"score": 0.5})
     (tmp_path / "checkpoints" / "1").mkdir(parents=True)
     assert is_stage_finished(tmp_path, 1) and not is_stage_finished(tmp_path, 2)
@@ -120,7 +120,7 @@ def test_a_run_whose_folder_is_deleted_ends_with_that_cause_and_a_status(tmp_pat
     folder = tmp_path / "run"
     with pytest.raises(FileNotFoundError, match=f"deleted or moved while the run trained: '{folder}'"):
         with Log(folder, {}) as log:
-            log.start(0)
+            log.resume_after(0)
             log.write(1, "eval", {"loss": 1.0})
             shutil.rmtree(folder)
             log.write(2, kind, {"loss": 1.0})
@@ -132,7 +132,7 @@ def test_a_record_that_cannot_be_written_is_an_error_that_names_the_file(tmp_pat
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         with pytest.raises(OSError, match=r"File too large: '.*metrics\.jsonl'"), Log(tmp_path, {}) as made:
-            made.start(0)
+            made.resume_after(0)
             resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
             for step in range(100):
                 made.write(step, "train", {"loss": 1.0})
@@ -175,7 +175,7 @@ def test_a_tracker_that_fails_or_hangs_holds_nothing_up_and_is_said_once(
     monkeypatch.setattr(log, "QUEUE_SIZE", room)
     begin = time.monotonic()
     with Log(tmp_path, {}) as made:
-        made.start(0)
+        made.resume_after(0)
         for step in range(1, 11):
             made.write(step, "train", {"loss": 1.0})
             time.sleep(0.01)
@@ -199,7 +199,7 @@ def test_tensorboard_has_every_number_of_every_start(tmp_path):
             seen.append(("start", event.step)) if event.HasField("session_log") else None
             seen += [(value.tag, event.step) for value in event.summary.value]
     with Log(tmp_path, {}, "t5/row/seed-0") as made:
-        made.start(6)
+        made.resume_after(6)
     # the name that TensorBoard shows
     assert list((tmp_path / "tensorboard" / "t5" / "row" / "seed-0").iterdir())
     due = [("start", 1), *(("train/loss", step) for step in (1, 2, 3, 4))]
@@ -218,7 +218,7 @@ def test_weights_and_biases_gets_every_number_under_a_name_that_stays_the_same_w
     monkeypatch.setitem(sys.modules, "wandb", fake)
     for first in (0, 1):
         with Log(tmp_path, {"model": {"d_ff": 8}, "folder": tmp_path}, project="lm") as made:
-            made.start(first)
+            made.resume_after(first)
             made.write(first + 1, "train", {"loss": 0.5, "odd": float("nan")})
             made.write(first + 1, "eval", {"sst2/accuracy": 90.0})
     assert logged == [

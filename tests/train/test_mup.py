@@ -15,7 +15,7 @@ from lm.config.model import ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.nn.attention import attention_scale
 from lm.nn.transformer import Transformer
-from lm.train.mup import check_optimizer, rate_factors
+from lm.train.mup import check_optimizer, learning_rate_multipliers
 from lm.train.optimizers import make_optimizer, train_all
 
 BASE = ModelConfig(
@@ -57,7 +57,7 @@ def test_each_parameter_starts_and_learns_as_the_table_says(logits, scores):
     models = [Transformer(config, nnx.Rngs(params=jax.random.key(0))) for config in (base, wide)]
     small, large = map(sharding.named, models)
     hidden = {name for name in small if ".blocks." in name and name.endswith("kernel")}
-    assert rate_factors(wide, sharding.logical_axes(models[1])) == dict.fromkeys(hidden, 1 / 4)
+    assert learning_rate_multipliers(wide, sharding.logical_axes(models[1])) == dict.fromkeys(hidden, 1 / 4)
     for name in small:
         ratio = np.std(large[name]) / np.std(small[name]) if np.std(small[name]) else 1.0
         assert ratio == pytest.approx(1 / 2 if name in hidden else 1, rel=0.2), name
@@ -77,8 +77,8 @@ def test_each_parameter_starts_and_learns_as_the_table_says(logits, scores):
 
 def test_only_the_update_of_a_matrix_is_smaller_in_a_wider_model_not_its_weight_decay():
     axes = {"w": ("layers", "embed", "mlp"), "b": ("layers", "mlp")}
-    assert rate_factors(at_width(BASE, 16, is_mup=True), axes) == {}
-    factors = rate_factors(at_width(BASE, 32, is_mup=True), axes)
+    assert learning_rate_multipliers(at_width(BASE, 16, is_mup=True), axes) == {}
+    factors = learning_rate_multipliers(at_width(BASE, 32, is_mup=True), axes)
     params = {"w": jnp.ones((1, 2, 2)), "b": jnp.ones((1, 2))}
 
     def update(weight_decay, gradient):

@@ -91,7 +91,7 @@ class CountStage(Stage):
         reporter: Reporter,
         profile: tuple[int, int] | None = None,
     ) -> None:
-        log.start(0)
+        log.resume_after(0)
         began = time.perf_counter()
         model, tokens = self.estimate(inputs)
         spent = {"seconds_per_step": time.perf_counter() - began, "tokens": float(tokens)}

@@ -20,7 +20,7 @@ from lm.evaluate.evaluator import EvalTask
 from lm.nn import elmo, finetune
 from lm.nn.transformer import Transformer
 from lm.train import optimizers
-from lm.train.losses import labelled
+from lm.train.losses import supervised_loss
 from lm.train.step import StepSpec
 
 
@@ -71,7 +71,11 @@ def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
     spec, head = text_spec(experiment), head_config(experiment, task)
     mask_updates = optimizers.freeze_body if head.layers.endswith("frozen") else spec.mask_updates
     return replace(
-        spec, loss=labelled, module=finetune.ModelWithHead, extra_configs=(head,), mask_updates=mask_updates
+        spec,
+        loss=supervised_loss,
+        module=finetune.ModelWithHead,
+        extra_configs=(head,),
+        mask_updates=mask_updates,
     )
 
 

@@ -65,7 +65,7 @@ from lm.train.losses import (
     both_directions,
     causal_encoder,
     masked_lm,
-    replaced_tokens,
+    replaced_token_detection,
     restored_tokens,
 )
 from lm.train.state import State
@@ -154,7 +154,7 @@ class Pretraining(NetworkStage):
         spec, teacher = self.step_spec(), self.teacher_checkpoint()
         if teacher is None:
             return spec
-        return replace(spec, teacher=teacher.settings.model, distillation=self.settings.distillation)
+        return replace(spec, teacher_config=teacher.settings.model, distillation=self.settings.distillation)
 
     def teacher_params(self, mesh: Mesh) -> dict[str, jax.Array] | None:
         teacher = self.teacher_checkpoint()
@@ -166,7 +166,7 @@ class Pretraining(NetworkStage):
 
     def step_flops(self, inputs: Inputs) -> float:
         flops, teacher = super().step_flops(inputs), self.teacher_checkpoint()
-        if teacher is None or not self.settings.distillation.asks_teacher:
+        if teacher is None or not self.settings.distillation.needs_teacher_forward:
             return flops
         lengths, model = inputs.batches[self.name].lengths, teacher.settings.model
         targets = row_length(model.architecture, lengths)
@@ -372,7 +372,7 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
         spec = replace(spec, extra_configs=(generator,))
         if "generator" in model.heads:
             return replace(spec, module=electra.RestoringElectra, loss=restored_tokens)
-        return replace(spec, module=electra.Electra, loss=replaced_tokens)
+        return replace(spec, module=electra.Electra, loss=replaced_token_detection)
     if "backward" in model.heads:
         return replace(spec, module=elmo.BidirectionalLM, loss=both_directions)
     if model.architecture != "encoder":

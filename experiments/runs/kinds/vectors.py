@@ -80,19 +80,19 @@ class SkipGram(NetworkStage):
         train, held_out = (documents_of(corpus.first(config.tokens)) for corpus in corpora)
         skipgram = config.with_width(self.settings.model.embed_width)
         steps = self.steps(mesh)
-        with self.checkpoints() as checkpoints, PreemptionHandler(0.0, self.folder) as stopping:
+        with self.checkpoints() as checkpoints, PreemptionHandler(0.0, self.folder) as preemption:
             restored, fresh = checkpoints.restore(steps.abstract), steps.initial_state(seed)
             start = 0 if restored is None else int(restored.step)
             vocab_size = self.settings.model.vocab_size
             tables = initial_tables(jax.random.key(seed), vocab_size, skipgram.d_model)
             if restored is not None:
                 tables = Tables(*(_local(restored.params[name], mesh) for name in TABLE_NAMES))
-            log.start(start)
+            log.resume_after(start)
             reporter.advance(start)
             for epoch in range(start, config.epochs):
                 began = time.perf_counter()
-                after = stopping.interruptible(partial(train_epoch, tables, train, skipgram, seed, epoch))
-                stopping.check(epoch)
+                after = preemption.interruptible(partial(train_epoch, tables, train, skipgram, seed, epoch))
+                preemption.check(epoch)
                 assert after is not None, "only a signal ends a pass, and is raised"
                 tables = jax.block_until_ready(after)
                 if not all(np.isfinite(table).all() for table in map(np.asarray, tables)):

@@ -112,7 +112,7 @@ class Log:
                     raise
                 _warn(str(fault))  # the error that came first is raised
 
-    def start(self, step: int) -> None:
+    def resume_after(self, step: int) -> None:
         """Resume after ``step``: delete all later records, since training writes them again."""
         if not self._writes:
             return
@@ -131,7 +131,7 @@ class Log:
         """Write one record of the values after ``step`` updates; ``kind`` is "train", "eval" or another."""
         if not self._writes:
             return
-        assert self._trackers, "start comes first"
+        assert self._trackers, "resume_after comes first"
         values = {name: value for name, value in values.items() if value is not None}
         if not self._path.exists():  # writes to a file that was deleted are lost
             raise FileNotFoundError(ENOENT, "deleted or moved while the run trained", str(self.folder))

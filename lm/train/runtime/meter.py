@@ -66,9 +66,9 @@ class MetricsWriter:
         device_peak = peak_flops(jax.devices()[0])
         self.peak = device_peak and device_peak * jax.device_count()  # FLOP/s
         self.tokens_per_batch = 0  # inputs and targets, padding included
-        self.restart()
+        self.restart_timer()
 
-    def restart(self) -> None:
+    def restart_timer(self) -> None:
         """Measure speed anew from the end of the next step on, without compiling, saving and evaluating."""
         self.since: float | None = None
         self.first, self.waited = 0, 0.0

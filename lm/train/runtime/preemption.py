@@ -28,7 +28,10 @@ T = TypeVar("T")
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised after a signal asked to stop; the state after ``step`` is saved and training resumes from it."""
+    """Raised after a signal asked to stop; training resumes from the state after ``step``.
+
+    This state is saved, by the run or by the one that it continues. At step 0 it is the initial state.
+    """
 
     def __init__(self, name: str, step: int):
         self.signal, self.step = name, step
@@ -41,10 +44,11 @@ class PreemptionHandler:
     """A context that defers SIGINT and SIGTERM to the end of a step, and runs a watchdog.
 
     A second signal ends the process at once. With several processes, jax passes a SIGTERM on to all, and they
-    agree on the step to stop after; a SIGINT counts as SIGTERM. Before the first step (``save_on_sigterm``)
-    there is nothing to save, and these signals end a process of several at once. The watchdog ends a process
-    that has not called ``heartbeat`` for ``patience`` seconds (0: never) with exit code STEP_TIMEOUT, having
-    written the stacks of all its threads to the file ``stacks``.
+    agree on the step to stop after; a SIGINT counts as SIGTERM. Until the first step is done and starts
+    that service (``start_preemption_service``) there is nothing to save, and these signals end a process of
+    several at once. The watchdog ends a process that has not called ``heartbeat`` for ``patience`` seconds
+    (0: never) with exit code STEP_TIMEOUT, having written the stacks of all its threads to the file
+    ``stacks``.
     """
 
     def __init__(self, patience: float, stacks: Path):
@@ -85,7 +89,7 @@ class PreemptionHandler:
         return self.signal is not None
 
     def check(self, step: int) -> None:
-        """Raise Interrupted if a signal came; ``step`` is saved."""
+        """Raise Interrupted if a signal came; training can resume from ``step``."""
         if self.signal:
             raise Interrupted(self.signal, step)
 
@@ -154,8 +158,8 @@ def check_preemption() -> None:
             raise _Stop
 
 
-def save_on_sigterm() -> None:
-    """Let all processes save the same step, from now on, when one of them gets a SIGTERM.
+def start_preemption_service() -> None:
+    """Start jax's preemption service: after a SIGTERM to one process, all of them save the same step.
 
     Only for processes that have joined with ``jax_enable_preemption_service`` switched off, so that until now
     a SIGTERM ended one at once. All processes must call this after the same step.

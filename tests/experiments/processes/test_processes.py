@@ -96,7 +96,7 @@ def test_the_step_is_compiled_once_while_the_state_is_made_and_its_time_told(tmp
 
 def test_a_record_of_an_evaluation_is_in_a_closed_file_which_a_bucket_has(tmp_path):
     with Log(tmp_path, {}) as log:
-        log.start(0)
+        log.resume_after(0)
         log.write(1, "train", {"loss": 1.0})
         file = log._file
         assert not file.closed
