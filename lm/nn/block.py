@@ -227,7 +227,7 @@ class Block(Module):
         return 0 if self.cross is None else self.cross.cross_flops(queries, keys)
 
     def gate_flops(self, length: int) -> int:
-        """Return the FLOPs of all gates for ``length`` tokens, forward."""
+        """Return the FLOPs of the gates of residual branches for ``length`` tokens, forward."""
         return sum(
             matmul_flops(gate, length) for gate in (self.attention_gate, self.cross_gate, self.mlp_gate)
         )

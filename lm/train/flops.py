@@ -44,14 +44,14 @@ PEAK_FLOPS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100 PCIe": 756e12,
     "NVIDIA H100 NVL": 835e12,
-    "NVIDIA H100": 989e12,  # SXM; after the longer names, which it begins
+    "NVIDIA H100": 989e12,  # SXM; must follow the longer names of which it is a prefix
     "NVIDIA H200 NVL": 835e12,
     "NVIDIA H200": 989e12,
 }
 
 
 def peak_flops(device: jax.Device) -> float | None:
-    """Return the peak FLOP/s of a device; None for a device that PEAK_FLOPS lacks, and for a part of one."""
+    """Return the peak FLOP/s of a device; None if PEAK_FLOPS lacks it, and for a partition of one (MIG)."""
     kind = device.device_kind
     if " MIG " in kind:
         return None
@@ -168,7 +168,11 @@ def _encoder_flops(config: ModelConfig, length: int) -> float:
 
 
 def _feed_forward_flops(block: Block, num_layers: int, length: int) -> float:
-    """Return the FLOPs of the feed-forward layers, experts, adapters and gates of so many blocks, forward."""
+    """Return the FLOPs of what follows the mixers of so many blocks, forward.
+
+    These are feed-forward layers, experts, adapters, and the gates of residual branches. The gate of a GLU
+    counts as part of its feed-forward layer.
+    """
     with_experts = len(block.config.experts.layers(num_layers))
     flops: float = num_layers * (matmul_flops(block.adapter, length) + block.gate_flops(length))
     if block.config.universal.halting == "adaptive":
@@ -227,14 +231,15 @@ def check_length(config: ModelConfig, length: int, name: str = "length") -> None
 
 
 def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs:
-    """Return the costs for rows of ``length`` tokens; of an encoder-decoder, those of its inputs.
+    """Return the costs of a model.
 
+    ``length`` is the row length in tokens; for an encoder-decoder, that of the inputs.
     targets: length of an encoder-decoder's targets; None: as long as the inputs.
 
     ``training`` is ``step_flops`` over the tokens of a row, without scores outside of windows. It differs
-    from the usual estimate 6 N D (Kaplan et al. 2020, section 2.1, whose N leaves out embeddings): scores
-    come on top, each token of an encoder-decoder passes one of its two stacks, and looking up an embedding
-    takes no product, while the output matrix does. Of a causal row all
+    from the usual estimate 6 N D (Kaplan et al. 2020, section 2.1, whose N leaves out embeddings):
+    attention scores are added; a token of an encoder-decoder passes through only one of the two stacks;
+    looking up an embedding takes no product, while the output matrix does. Of a causal row all
     scores count, of a window those inside.
 
     Raises SettingError for rows that are longer than the model's positions reach.
@@ -248,24 +253,26 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
     model: Any = jax.eval_shape(lambda key: make(config, nnx.Rngs(params=key)), key)
     one_way = model.forward if "backward" in config.heads else model
     tokens = length + targets if is_both else length
-    full = inside = 0  # FLOPs of a row's scores, forward: all, and those inside of windows
+    full_scores = windowed_scores = 0  # FLOPs of a row, forward: of all scores, and of those inside windows
     if config.has_encoder:
-        encoder_full, encoder_inside = _encoder_score_flops(config, length)
-        full, inside = full + encoder_full, inside + encoder_inside
+        encoder_full, encoder_windowed = _encoder_score_flops(config, length)
+        full_scores += encoder_full
+        windowed_scores += encoder_windowed
     if config.has_decoder:
-        full += targets * _score_flops(config, [targets] * config.num_decoder_layers, config.has_encoder)
-        inside += targets * _own_score_flops(config, targets)
-    across = targets * _cross_score_flops(config, length)
+        visible = [targets] * config.num_decoder_layers
+        full_scores += targets * _score_flops(config, visible, config.has_encoder)
+        windowed_scores += targets * _own_score_flops(config, targets)
+    cross_scores = targets * _cross_score_flops(config, length)
     directions = 2 if {"backward", "query-stream"} & {*config.heads} else 1  # as in ``step_flops``
-    scores = 3.0 * directions * (inside + across) / tokens
-    outside = 3.0 * directions * (full - inside)
+    scores = 3.0 * directions * (windowed_scores + cross_scores) / tokens
+    outside = 3.0 * directions * (full_scores - windowed_scores)
     return Costs(
         num_parameters(model),
         num_parameters(model) - _inactive_parameters(config),
         _embedding_parameters(one_way, model),
         training=(step_flops(config, 1, length, targets) - outside) / tokens,
         scores=scores,
-        generating=float(_generating_flops(config, length, targets)) if config.has_decoder else 0.0,
+        generating=float(_generating_flops(config, targets, length)) if config.has_decoder else 0.0,
         cache=cache_bytes(config, targets, length) if config.has_decoder else 0,
     )
 
@@ -310,8 +317,11 @@ def _embedding_parameters(model: Transformer, whole: Transformer | Bidirectional
     return sum(num_parameters(table) for table in tables if table is not None)
 
 
-def _generating_flops(config: ModelConfig, inputs: int, length: int) -> float:
-    """Return the FLOPs of the token after ``length`` others, whose keys and values are in the cache."""
+def _generating_flops(config: ModelConfig, length: int, inputs: int) -> float:
+    """Return the FLOPs of the token after ``length`` others, whose keys and values are in the cache.
+
+    An encoder-decoder also reads ``inputs`` encoded tokens.
+    """
     block = abstract_block(config, has_cross_attention=config.has_encoder)
     layer: float = block.mixer_flops(1, 0)
     if isinstance(block.attention, Recurrent):
@@ -339,8 +349,8 @@ def cache_bytes(config: ModelConfig, length: int, inputs: int) -> int:
 def _score_flops(config: ModelConfig, visible: Sequence[int], crosses: bool = False) -> int:
     """Return the FLOPs of a token's scores in layers in which it reads so many tokens each, forward."""
     block = abstract_block(config, has_cross_attention=crosses)
-    without = block.mixer_flops(1, 0)
-    return sum(block.mixer_flops(1, number) - without for number in visible)
+    without_scores = block.mixer_flops(1, 0)
+    return sum(block.mixer_flops(1, number) - without_scores for number in visible)
 
 
 def _encoder_score_flops(config: ModelConfig, length: int) -> tuple[int, int]:
@@ -354,12 +364,12 @@ def _encoder_score_flops(config: ModelConfig, length: int) -> tuple[int, int]:
 
 
 def _own_score_flops(config: ModelConfig, length: int) -> int:
-    """Return the FLOPs of a token of a decoder with the keys and values of its own row, forward."""
+    """Return the FLOPs of one decoder token's self-attention scores, forward."""
     return _score_flops(config, _visible_tokens(config, "decoder", length), config.has_encoder)
 
 
 def _cross_score_flops(config: ModelConfig, inputs: int) -> int:
-    """Return the FLOPs of a token of a decoder with an encoder's keys and values; 0 without an encoder."""
+    """Return the FLOPs of one decoder token's cross-attention scores, forward; 0 without an encoder."""
     if not (config.has_encoder and config.has_decoder):
         return 0
     block = abstract_block(config, has_cross_attention=True)
@@ -378,6 +388,7 @@ def _visible_tokens(config: ModelConfig, stack: str, length: int) -> list[int]:
         if window is None:
             visible.append(length)
         else:
+            # all of these are numbers of blocks, also ``global_tokens``
             blocks = 1 + sides * (window + sparsity.random_blocks) + sparsity.global_tokens
             visible.append(min(length, blocks * sparsity.block))
     return visible

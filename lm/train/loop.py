@@ -79,7 +79,7 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
     stack_traces = run.log.folder / f"stuck-{jax.process_index()}.txt"
     profile = Profile(run.log.folder / "profile", config.profile)
     with PreemptionHandler(config.patience, stack_traces) as preemption, _save_bad_batch(run), profile:
-        if preemption.requested():  # several processes got a signal since the stage before
+        if preemption.requested():  # with several processes, a signal may have come since the last stage
             preemption.check(start)
         meter = MetricsWriter(run.log, config, run.flops)
         periodic = PeriodicActions(run, config, meter, preemption)
@@ -156,7 +156,11 @@ class CompiledStep:
         threading.Thread(target=compile_ahead, name=COMPILER_THREAD, daemon=True).start()
 
     def wait(self, preemption: PreemptionHandler, start: int) -> None:
-        """Wait until the step is compiled; raise Interrupted at a signal, since step ``start`` is saved."""
+        """Wait until the step is compiled; raise Interrupted at a signal.
+
+        Nothing is lost then: no step was done after ``start``, whose state is saved, by this run or by the
+        one that it continues, or is the initial one.
+        """
         self._seconds = preemption.interruptible(self._compiled.result)
         if self._seconds is None:
             preemption.check(start)
@@ -218,9 +222,9 @@ class PeriodicActions:
         step, log, checkpoints = int(state.step), self.run.log, self.run.checkpoints
         if (crashes := log.evaluation_crashes(step)) >= MAX_EVALUATION_TRIES:
             raise SettingError(
-                f"the evaluation of step {step} has ended this run {crashes} times in a row; how is in "
-                f"{log.folder}/run.json under starts. Mend the cause, such as too little memory, and start "
-                "again: training goes on from the last checkpoint, and the evaluation is tried anew"
+                f"the evaluation of step {step} has ended this run {crashes} times in a row; see `starts` in "
+                f"{log.folder}/run.json for how it ended. Fix the cause, e.g. too little memory, and "
+                "restart: training resumes from the last checkpoint and the evaluation is retried"
             )
         with log.evaluating(step):
             values = self.preemption.interruptible(lambda: self.run.evaluate(state))
@@ -235,7 +239,10 @@ class PeriodicActions:
             self.preemption.check(step)
 
     def _save(self, state: State) -> None:
-        """Save a state once the records of its steps are durable: a run that resumes from it writes none."""
+        """Flush the records up to this step to disk, then save the state.
+
+        A run that resumes from it does not write those records again.
+        """
         self.run.log.sync()
         self.run.checkpoints.save(state.with_unlogged_skips(self.meter.skipped))
 
@@ -249,13 +256,19 @@ LOSSES = ("loss", "bits_per_byte")  # between checkpoints of equal score the low
 
 def _scores_and_losses(values: Mapping[str, float], score: str) -> tuple[dict[str, float], dict[str, float]]:
     """Return scores by name, which rank checkpoints, and a mean loss for each score, which breaks ties."""
-    scores = {name: value for name, value in values.items() if name.split("/")[-1] == score}
-    losses = {name: value for name, value in values.items() if name.split("/")[-1] in LOSSES}
+
+    def measure(name: str) -> str:
+        """Return the last part of a name such as "copy/exact_match"."""
+        return name.split("/")[-1]
+
+    scores = {name: value for name, value in values.items() if measure(name) == score}
+    losses = {name: value for name, value in values.items() if measure(name) in LOSSES}
     means = {}
     for name in scores:
-        task = [losses[loss] for loss in losses if loss.startswith(name.removesuffix(score))]
-        if task:
-            means[name] = sum(task) / len(task)
+        prefix = name.removesuffix(score)
+        task_losses = [loss for loss_name, loss in losses.items() if loss_name.startswith(prefix)]
+        if task_losses:
+            means[name] = sum(task_losses) / len(task_losses)
     return scores, means
 
 

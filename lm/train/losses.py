@@ -13,7 +13,7 @@ batches and divides one by the other. A batch with ``frequent_tokens``, the 10 m
 held-out data, gets metrics of its content tokens too: the targets that are no sentinel and no EOS, and that
 the inputs do not show at the same position (``lm.data.content``).
 
-A side of a batch is the arrays of its encoder or of its decoder. Without a key there is no dropout.
+A side of a batch holds the arrays of either the encoder or the decoder. Without a key there is no dropout.
 
 With a teacher the loss of the targets is a weighted sum of three: the objective's own, the cross-entropy with
 the teacher's predictions, and the cosine distance of the last hidden states (Sanh et al. 2019). Metrics of
@@ -66,7 +66,7 @@ MAX_MASKED_SHARE = 0.28
 
 
 class Teacher(NamedTuple):
-    """A trained model whose predictions another one learns, the student; it reads without dropout."""
+    """A trained model whose predictions the student learns to match; it runs without dropout."""
 
     model: Any
     config: DistillationConfig
@@ -145,7 +145,7 @@ def replaced_token_detection(model: Any, batch: Batch, key: Key, config: LossCon
     """Return ELECTRA's loss: the generator's on masked tokens plus the discriminator's.
 
     The discriminator's is a sum over the tokens of ``batch.discriminator_loss_weights``: all, or those that
-    were masked. ``config`` is of the generator's alone.
+    were masked. ``config`` applies to the generator's loss only.
     """
     sample_key, key = _sample_key(key)
     outputs, side = model(batch, sample_key, key), batch.side("encoder")
@@ -162,8 +162,8 @@ def replaced_token_detection(model: Any, batch: Batch, key: Key, config: LossCon
 def restored_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return the generator's loss on masked tokens plus that of a discriminator that restores the text.
 
-    Both have weight 1: the paper gives none for "replace MLM" and "all-tokens MLM". ``config`` is of the
-    generator's alone.
+    Both have weight 1: the paper gives none for "replace MLM" and "all-tokens MLM". ``config`` applies to
+    the generator's loss only.
     """
     sample_key, key = _sample_key(key)
     outputs, side = model(batch, sample_key, key), batch.side("encoder")
@@ -255,10 +255,10 @@ def _add_router_losses(
 ) -> LossAndSums:
     """Return the loss plus those of all routers, and the metrics with theirs.
 
-    A row counts by the sum of its loss weights, [B] or [B,T]: so micro-batches, hosts and evaluated batches
-    add up here too. The losses of layers are summed (Fedus et al. 2021), the metrics are means over layers
-    and have no weights: ``balance_loss`` is 1 if all experts get as many tokens, and their number if one
-    gets them all.
+    Each row is weighted by the sum of its loss weights ([B] or [B,T]), so that these losses, too, add up over
+    micro-batches, hosts and evaluation batches. The losses of layers are summed (Fedus et al. 2021), the
+    metrics are means over layers and have no weights: ``balance_loss`` is 1 if all experts get as many
+    tokens, and their number if one gets them all.
     """
     if router is None:
         return loss, sums
@@ -285,7 +285,9 @@ def _masked_token_loss(
     def loss_everywhere(states: States, side: Side) -> LossAndSums:
         return _loss_from_hidden_states(model, states, side, batch.frequent_tokens, config, teacher)
 
-    if _loss_chunks(model) == 1:  # otherwise the logits of both branches would be saved for the backward pass
+    # Without checkpointing, ``lax.cond`` would save the logits of both branches for the backward pass; the
+    # chunked loss saves none.
+    if _loss_chunks(model) == 1:
         loss_everywhere = jax.checkpoint(loss_everywhere)
 
     def loss_where_masked(states: States, side: Side) -> LossAndSums:
@@ -383,7 +385,8 @@ def _content_metrics(logits: Array, targets: Array, content: Array, frequent_tok
     # The loss computes this maximum anyway. On CPUs, XLA's argmax would take as long as the whole evaluation.
     is_token = (frequent_tokens >= 0)[:, None, :]
     frequent_logits = jnp.take_along_axis(logits, jnp.maximum(frequent_tokens, 0)[:, None, :], axis=-1)
-    is_frequent = ((frequent_logits >= logits.max(-1, keepdims=True)) & is_token).any(-1)
+    is_argmax = frequent_logits >= logits.max(-1, keepdims=True)
+    is_frequent = (is_argmax & is_token).any(-1)
     return {"content_loss": (loss, total), "top_ten_share": ((is_frequent & content).sum(), total)}
 
 

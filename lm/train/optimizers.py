@@ -22,7 +22,7 @@ from lm.nn.stack import layers_by_module
 Optimizer: TypeAlias = optax.GradientTransformationExtraArgs
 Transform: TypeAlias = optax.GradientTransformation
 Updates = dict[str, jax.Array]  # updates of parameters, by name
-EMBEDDING = ".embed.table"  # end of the name of a token embedding, also of a model within another
+EMBEDDING = ".embed.table"  # name suffix of a token embedding, also inside a wrapped model
 EMBEDDINGS = (EMBEDDING, ".encoder_embed.table")  # the second is an encoder's own
 CLUSTERS = (".embed.clusters.", ".encoder_embed.clusters.")  # likewise, of adaptive embeddings
 MaskUpdates = Callable[[Updates, jax.Array], Updates]  # (updates, step) -> updates, 0 for frozen parameters
@@ -76,8 +76,8 @@ def make_optimizer(
     """Return the optimiser of parameters {name: array} with these axes (``lm.sharding.logical_axes``).
 
     ``learning_rate_multipliers`` multiply the learning rates of the parameters that they name
-    (``lm.train.mup``). Its ``update`` also takes ``step`` int32 [], for the schedule and ``mask_updates``:
-    these keep no count that fine-tuning would have to reset.
+    (``lm.train.mup``). The optimiser's ``update`` also takes ``step`` int32 [], for the schedule and
+    ``mask_updates``, so neither keeps a step count of its own that fine-tuning would have to reset.
     """
     masking, descent = apply_at_step(mask_updates), apply_at_step(partial(_descend, config))
     directions = _direction_transforms(config, axes, learning_rate_multipliers, mask_updates)
@@ -102,7 +102,8 @@ def _direction_transforms(
         transforms.append(_clip_by_trained_norm(config.clip_norm, mask_updates))
     transforms.append(per_layer(config.transform(axes), stacked))
     if learning_rate_multipliers:
-        # Weight decay comes after it: it shrinks matrices of all widths by the same share per step.
+        # Weight decay is added after the multipliers, so that it shrinks matrices of every width by the same
+        # fraction per step.
         transforms.append(optax.stateless(partial(_multiply, learning_rate_multipliers)))
     if config.weight_decay:
         transforms.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
@@ -141,7 +142,8 @@ def _descend(config: OptimizerConfig, updates: Updates, step: jax.Array) -> Upda
 def per_layer(transform: Transform, stacked: Collection[str]) -> Transform:
     """Apply ``transform`` to each layer of the ``stacked`` parameters separately.
 
-    Adafactor factors, clips and scales each matrix: taking a stack for one array would mix its layers.
+    Adafactor factors, clips and scales each matrix: treating the stack as one array would mix statistics
+    across layers.
     """
 
     def group_by_depth(arrays):  # {number of layers: {name: array}}, 0 for arrays that are not stacked
@@ -261,16 +263,16 @@ class GradualUnfreezing:
 
         def trained_from(name: str, shape: tuple[int, ...]) -> int | np.ndarray:
             """Return how many layers have to be unfrozen to train this parameter, or each layer of it."""
-            module, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
-            is_output = module == "embed" and model.output.logits.startswith("tied")
-            if module in ("embed", "encoder_embed") and not is_output:
+            component, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
+            is_output = component == "embed" and model.output.logits.startswith("tied")
+            if component in ("embed", "encoder_embed") and not is_output:
                 return episodes
-            if module not in depths or rest.startswith("norm."):
+            if component not in depths or rest.startswith("norm."):
                 return 1
             if not rest.startswith("blocks."):
-                return depths[module]
-            block_module, depth = rest.split(".")[1], depths[module]
-            has_memory = model.has_product_key_memory(module == "decoder" and model.has_encoder)
+                return depths[component]
+            block_module, depth = rest.split(".")[1], depths[component]
+            has_memory = model.has_product_key_memory(component == "decoder" and model.has_encoder)
             # What all layers share is unfrozen with the top one.
             shared_layers = range(depth - shape[0], depth)
             layers = layers_by_module(model, depth, has_memory).get(block_module, shared_layers)

@@ -155,9 +155,9 @@ def check_update(
     """Return whether to apply the update with this loss and gradient norm, bool [], and the new guard state.
 
     A loss is a spike if it exceeds the mean of the last LOSS_HISTORY losses by more than ``config.spikes``
-    standard deviations; before there have been so many updates none is. The gradient norm is only checked to
-    be finite: in ordinary runs with Adafactor it jumps by a hundred standard deviations while the loss stays
-    within four.
+    standard deviations; until LOSS_HISTORY updates have been applied, no loss counts as a spike. The gradient
+    norm is only checked to be finite: in ordinary runs with Adafactor it jumps by a hundred standard
+    deviations while the loss stays within four.
     """
     is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     is_good = is_finite | (config.non_finite == "stop")  # the loop stops when it reads these numbers

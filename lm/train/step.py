@@ -241,8 +241,7 @@ def normalize_loss_weights(batch: Batch) -> Batch:
     weights = batch.loss_weights()
     if batch.num_loss_tokens is not None:
         weights |= {"num_loss_tokens": batch.num_loss_tokens}
-    totals = _loss_denominators(batch)
-    divisors = {name: jnp.where(total <= 0, 1, total) for name, total in totals.items()}
+    divisors = {name: jnp.where(total <= 0, 1, total) for name, total in _loss_denominators(batch).items()}
     normalized = {name: array / divisors[name] for name, array in weights.items()}
     return Batch.from_features(batch.features() | normalized)
 
@@ -269,30 +268,33 @@ def _loss_denominators(batch: Batch) -> dict[str, jax.Array]:
     An encoder's loss that estimates a bound is divided by ``batch.num_loss_tokens`` instead: the sum of its
     weights is random, and dividing by it would bias the estimate.
     """
-    totals = {name: weights.sum(dtype=jnp.float32) for name, weights in batch.loss_weights().items()}
+    denominators = {name: weights.sum(dtype=jnp.float32) for name, weights in batch.loss_weights().items()}
     if batch.num_loss_tokens is not None:
-        total = batch.num_loss_tokens.sum(dtype=jnp.float32)
-        totals |= dict.fromkeys(("encoder_loss_weights", "num_loss_tokens"), total)
-    return totals
+        num_tokens = batch.num_loss_tokens.sum(dtype=jnp.float32)
+        denominators |= dict.fromkeys(("encoder_loss_weights", "num_loss_tokens"), num_tokens)
+    return denominators
 
 
 def _sum_over_microbatches(
     loss_and_gradients: Callable, count: int, params: dict[str, jax.Array], batch: Batch, key: jax.Array
 ) -> tuple[dict[str, jax.Array], tuple[Metrics, None]]:
-    """Return the sums of gradients and of metrics over ``count`` micro-batches."""
-    # Each takes every count-th row, so that devices exchange no rows.
-    microbatches = batch.map(lambda x: x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1))
+    """Return the sums over ``count`` micro-batches: of the gradients, and of (metrics, no carry)."""
+
+    def split(x):  # each micro-batch takes every count-th row, so that devices exchange no rows
+        return x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1)
+
+    microbatches = batch.map(split)
 
     def add(sums, index_and_microbatch):
         index, microbatch = index_and_microbatch
-        (_, metrics), gradients = loss_and_gradients(params, microbatch, jax.random.fold_in(key, index))
-        return jax.tree.map(jnp.add, sums, (gradients, metrics)), None
+        (_, aux), gradients = loss_and_gradients(params, microbatch, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, sums, (gradients, aux)), None
 
     first = microbatches.map(lambda x: x[0])
-    (_, metrics), gradients = jax.eval_shape(loss_and_gradients, params, first, key)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (gradients, metrics))
-    (gradients, metrics), _ = jax.lax.scan(add, zeros, (jnp.arange(count), microbatches))
-    return gradients, metrics
+    (_, aux), gradients = jax.eval_shape(loss_and_gradients, params, first, key)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (gradients, aux))
+    (gradients, aux), _ = jax.lax.scan(add, zeros, (jnp.arange(count), microbatches))
+    return gradients, aux
 
 
 def skip_bad_update(
@@ -345,7 +347,9 @@ class Steps:
 
         ``teacher_params`` are those of the teacher, if the spec has one.
         """
-        constants = [self._on_devices(seed), *([] if teacher_params is None else [teacher_params])]
+        constants: list[Any] = [self._on_devices(seed)]
+        if teacher_params is not None:
+            constants.append(teacher_params)
         return lambda state, batch: self.jit_train_step(state, batch, *constants)
 
     def compile_train_step(self, batch: Batch) -> None:
@@ -363,7 +367,8 @@ class Steps:
     def shard_batch(self, batch: sharding.Tree) -> sharding.Tree:
         """Return a batch, or any tree of arrays whose first axis is the row, sharded over the devices.
 
-        Side effects: resets the watchdog and, after a stop signal, aborts the current evaluation in all
+        Evaluations call it; the training loop shards its batches ahead of time (``loop.Prefetched``). Side
+        effects: resets the watchdog and, after a stop signal, aborts the current evaluation in all
         processes.
         """
         check_preemption()
@@ -379,7 +384,10 @@ class Steps:
         for batch in batches:
             sums = self.jit_eval_step(state, self.shard_batch(batch))
             # Waiting keeps at most two programs running: more may deadlock on many CPU devices.
-            totals = sums if totals is None else jax.tree.map(jnp.add, jax.block_until_ready(totals), sums)
+            if totals is None:
+                totals = sums
+            else:
+                totals = jax.tree.map(jnp.add, jax.block_until_ready(totals), sums)
         if totals is None:
             return {"tokens": 0.0}
         scores = {name: (float(total), float(weight)) for name, (total, weight) in totals.items()}

@@ -117,11 +117,11 @@ class Checkpoints:
         self.garbage_collect(step)
 
     def wait_until_finished(self) -> None:
-        """Wait until the last save is complete; raise SaveError if it failed and is not retried."""
+        """Wait until the last save is complete; if it failed, raise SaveError, or with "retry" only warn."""
         self._wait_until_finished(self._stops)
 
     def wait(self) -> None:
-        """Wait until the last save is complete; raise SaveError if it failed, also with "retry"."""
+        """Wait until the last save is complete; if it failed, raise SaveError whatever ``failed_save`` is."""
         self._wait_until_finished(stops=True)
         failed, self._failed = self._failed, None
         if failed is not None:
