@@ -24,7 +24,7 @@ from experiments.figures.draw import save_figure
 from experiments.report.claims_figure import COLORS, TEXT_COLORS
 from experiments.report.comparison import UNCOMPARED
 from experiments.report.prediction import has_left_plateau
-from experiments.study.claims import compared_columns, paper_claims
+from experiments.study.claims import claims_to_test, compared_columns
 from experiments.study.registry import REGISTRY, papers, tables_of_paper
 from experiments.study.scales import PAPER_SCALE
 from experiments.study.table import SECOND_HAND, UNSURE, Conclusion, Paper, Row, Table, pair_text
@@ -95,8 +95,8 @@ def paper_page(group: str, paper: Paper) -> str:
     rows = [row for table in tables for row in table.rows]
     buildable = sum(not row.needs for row in rows)
     noise = "The paper does not print the noise of its scores."
-    if paper.yardstick:
-        noise = f"Noise of the paper's scores: {paper.yardstick.runs} runs of {paper.yardstick.of}."
+    if paper.noise:
+        noise = f"Noise of the paper's scores: {paper.noise.num_runs} runs of {paper.noise.description}."
     parts = [
         f"# {paper.name}",
         f"{paper.citation}, {paper.source}. {paper.question}",
@@ -185,7 +185,7 @@ def code_pair(conclusion: Conclusion) -> str:
 
 def verdicts_of(table: Table, results: Mapping[str, Any] | None) -> dict[Conclusion, str]:
     """Return the verdict on each conclusion of a table, after training."""
-    tested = {claim.pair for claim in paper_claims(table)}
+    tested = {claim.pair for claim in claims_to_test(table)}
     found = {}
     for claim in results["claims"] if results else ():
         better, worse = (claim[side].rpartition("/")[2] for side in ("better", "worse"))

@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 from experiments.cli.settings import Runs, Scale
 from experiments.console import NAMES_CONSOLE, NARROW, RUNS, listing, print_line
 from experiments.study.paths import changed_runs, check_runs, row_folder, rows_with_runs
-from experiments.study.registry import baseline_of, build, find, same_rows, tables_of
+from experiments.study.registry import baseline_of, build, equal_rows_among, find, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.settings_diff import relevant_diff
 from experiments.study.table import Row
@@ -115,7 +115,7 @@ def rows_at_other_scales(rows: Sequence[Row], scale: str, runs: Path) -> dict[st
 def finished_text(row: str, scale: str, runs: Path, trained: Sequence[str]) -> str:
     """Return how many seeds of a row have finished, and how many runs with changed settings."""
     finished = finished_seeds(row, scale, runs, trained)
-    by_hand = sum(changed_runs(runs, scale, name) for name in {row, *same_rows(row, trained, scale)})
+    by_hand = sum(changed_runs(runs, scale, name) for name in {row, *equal_rows_among(row, trained, scale)})
     seeds = [f"{finished} seed{'s' * (finished != 1)}"] if finished or not by_hand else []
     own = [f"{by_hand} changed"] if by_hand else []
     return ", ".join(seeds + own)
@@ -126,7 +126,7 @@ def finished_seeds(row: str, scale: str, runs: Path, trained: Sequence[str]) -> 
 
     ``trained``: the rows that have runs at this scale, which alone are compared with the row.
     """
-    first = next(same_rows(row, trained, scale), None)
+    first = next(equal_rows_among(row, trained, scale), None)
     if first is None:
         return 0
     return sum(1 for _ in row_folder(runs, scale, first, {}).glob("seed-*/scores.json"))

@@ -50,7 +50,7 @@ from experiments.report.statistics import (
 )
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
-from experiments.study.claims import SIGNIFICANT, Claim, paper_claims
+from experiments.study.claims import SIGNIFICANT, Claim, claims_to_test
 from experiments.study.experiment import Experiment
 from experiments.study.registry import REGISTRY
 from experiments.study.start import START_ONLY_ROW
@@ -571,7 +571,7 @@ class Comparison:
         """Return group -> budget -> the verdict on each claim whose two rows both have finished runs."""
         claims = [
             claim
-            for claim in paper_claims(self.table)
+            for claim in claims_to_test(self.table)
             if all(self.runs.get(self.canonical_name(row)) for row in (claim.better, claim.worse))
         ]
         groups = [*self.groups] or ["held-out text"]

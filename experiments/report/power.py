@@ -23,7 +23,7 @@ from experiments.report.statistics import (
     degrees_of_freedom,
     simulate_tests,
 )
-from experiments.study.claims import paper_claims
+from experiments.study.claims import claims_to_test
 from lm.config.base import SettingError
 
 SEED_COUNTS = (2, 3, 5, 10, 20)
@@ -120,7 +120,7 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
 def _tested_pairs(comparison: Comparison, group: Group) -> tuple[RowPair, ...]:
     """Return the pairs of rows of the claims about a group or, without any, those with the baseline."""
     name, baseline = comparison.canonical_name, comparison.canonical_baseline
-    claims = [claim for claim in paper_claims(comparison.table) if claim.is_about(group)]
+    claims = [claim for claim in claims_to_test(comparison.table) if claim.is_about(group)]
     pairs = [(name(claim.better), name(claim.worse)) for claim in claims]
     pairs = pairs or [(name(row), baseline) for row in comparison.table.rows]
     return tuple(dict.fromkeys((a, b) for a, b in pairs if a != b))

@@ -39,7 +39,7 @@ from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
 from experiments.study.claims import (
     Claim,
-    Counts,
+    VerdictCounts,
     compared_columns,
     has_noise,
     is_tested,
@@ -802,7 +802,7 @@ def _verdict_cell(verdict: Verdict) -> Cell:
     return Cell(verdict.word + number, bold=verdict.word == "contradicted")
 
 
-def count_verdicts(verdicts: Iterable[tuple[Claim, Verdict]]) -> Counts:
+def count_verdicts(verdicts: Iterable[tuple[Claim, Verdict]]) -> VerdictCounts:
     """Count the claims that are confirmed, contradicted, undecided, and not compared.
 
     Claims about other tasks do not count.
@@ -810,10 +810,11 @@ def count_verdicts(verdicts: Iterable[tuple[Claim, Verdict]]) -> Counts:
     words = Counter(verdict.word for _, verdict in verdicts if verdict.word != "other tasks")
     confirmed, contradicted = words["confirmed"], words["contradicted"]
     uncompared = sum(words[word] for word in UNCOMPARED)
-    return Counts(confirmed, contradicted, words.total() - confirmed - contradicted - uncompared, uncompared)
+    undecided = words.total() - confirmed - contradicted - uncompared
+    return VerdictCounts(confirmed, contradicted, undecided, uncompared)
 
 
-def counts_text(counts: Counts) -> str:
+def counts_text(counts: VerdictCounts) -> str:
     """Return counts of verdicts as text, with the share that is confirmed of those decided."""
     decided = counts.confirmed + counts.contradicted
     accuracy = f"{counts.confirmed / decided:.0%} of those decided" if decided else "none decided"
@@ -936,15 +937,15 @@ def all_claims_note(verdicts: Sequence[Verdicts], comparisons: Sequence[Comparis
     return "Share of a table's claims that are confirmed, as a mean over tables:\n\n" + "\n".join(lines)
 
 
-def _mean_share_text(counts: Sequence[Counts]) -> str:
+def _mean_share_text(counts: Sequence[VerdictCounts]) -> str:
     """Return the mean share over tables, each with the same weight, and the counts of all claims."""
     share = mean(each.share_confirmed for each in counts)
     tables = "1 table" if len(counts) == 1 else f"{len(counts)} tables"
     return f"{share:.0%} of {tables}; in all {counts_text(_total(counts))}"
 
 
-def _total(counts: Iterable[Counts]) -> Counts:
-    return Counts(*(sum(numbers) for numbers in zip(*counts, strict=True)))
+def _total(counts: Iterable[VerdictCounts]) -> VerdictCounts:
+    return VerdictCounts(*(sum(numbers) for numbers in zip(*counts, strict=True)))
 
 
 # ---- other notes

@@ -1,8 +1,9 @@
-"""Claims about a table: pairs of rows of which one is said to be better, or as good, which reports test.
+"""Claims about a table, which reports test: one row is said to be better than, or as good as, another.
 
 Where a paper gives its noise, claims are derived: each pair of rows whose published scores differ beyond it.
-Rows are compared by their mean over the table's columns, each in standard deviations of a run. The
-conclusions that a table's file states are claims too, whatever the published scores.
+Rows are compared by the mean of their scores over the table's columns; each score is in units of that
+column's standard deviation over runs. The conclusions that a table's file states are claims too, whatever the
+published scores.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ class Claim:
         return pair_text(self.better.key, self.worse.key, self.relation)
 
 
-class Counts(NamedTuple):
+class VerdictCounts(NamedTuple):
     """Holds how many claims have each verdict."""
 
     confirmed: float
@@ -67,13 +68,12 @@ class Counts(NamedTuple):
         return self.confirmed / self.total if self.total else float("nan")
 
 
-def paper_claims(table: Table) -> tuple[Claim, ...]:
-    """Return the claims that our runs of a table are tested on.
+def claims_to_test(table: Table) -> tuple[Claim, ...]:
+    """Return the claims that our runs of a table are tested on: the paper's, and our own hypotheses.
 
     These are the pairs of rows whose published scores differ significantly, if the paper gives the noise of
-    its scores, and the table's conclusions; there need be no paper. Conclusions in columns of another kind
-    than those that the table compares are left out. A table with ``surrogate_data`` has no claims, at any
-    scale.
+    its scores, and the table's conclusions; there need be no paper. Conclusions about a column of another
+    kind than the table's are left out. A table with ``surrogate_data`` has no claims, at any scale.
     """
     if table.surrogate_data:
         return ()
@@ -81,9 +81,9 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
     conclusions = [each for each in table.conclusions if is_tested(each, table)]
     stated = {(each.better, each.worse): each for each in conclusions if each.relation == "better"}
     by_scores: set[tuple[str, str]] = set()
-    has_scores = has_noise(table)
+    derives_claims = has_noise(table)
     claims = []
-    for a, b in combinations(published_rows(table) if has_scores else (), 2):
+    for a, b in combinations(published_rows(table) if derives_claims else (), 2):
         if table.pairs == "with-baseline" and table.baseline not in (a.name, b.name):
             continue
         better, worse = (a, b) if published_z(a, b, table) >= 0 else (b, a)
@@ -104,7 +104,7 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
         if each.relation == "equivalent":
             equivalences.append(Claim(better, worse, None, each.text, each.relation, each.tasks))
         elif (each.better, each.worse) not in by_scores:
-            known = has_scores and {better, worse} <= set(published_rows(table))
+            known = derives_claims and {better, worse} <= set(published_rows(table))
             published = published_z(better, worse, table) if known else None
             claims.append(Claim(better, worse, published, each.text, tasks=each.tasks))
     return (*claims, *equivalences)
@@ -113,7 +113,8 @@ def paper_claims(table: Table) -> tuple[Claim, ...]:
 def is_tested(conclusion: Conclusion, table: Table) -> bool:
     """Return whether our runs of ``table`` are tested on a conclusion.
 
-    It should be about a column by which the rows are compared, or about a loss on held-out text if that is.
+    It must be about one of the table's columns, or about a held-out loss if one of the table's columns is
+    such a loss.
     """
     if conclusion.column in ("", *table.columns):
         return True
@@ -133,15 +134,15 @@ def published_z(a: Row, b: Row, table: Table) -> float:
     return float(difference.mean()) / sqrt(variance)
 
 
-def simulate_replication(table: Table) -> Counts:
-    """Return what the paper would find of its claims by the same rule, with new noise of its own size.
+def simulate_replication(table: Table) -> VerdictCounts:
+    """Return how many of the paper's claims a replication with as much noise would confirm by the same rule.
 
-    The scores that it printed have noise too, so that those of a replication differ from them by twice the
-    variance of what was printed. The counts are means over many simulated replications.
+    The printed scores are noisy too, so a replication differs from them with twice the variance of a printed
+    score. The counts are means over many simulated replications.
     """
-    claims = [claim for claim in paper_claims(table) if claim.z is not None]
+    claims = [claim for claim in claims_to_test(table) if claim.z is not None]
     if not claims:
-        return Counts(0, 0, 0)
+        return VerdictCounts(0, 0, 0)
     rows = published_rows(table)
     simulated = simulate_published_means(rows, table, 2.0)
     means = dict(zip((row.name for row in rows), simulated, strict=True))
@@ -152,7 +153,7 @@ def simulate_replication(table: Table) -> Counts:
         z = (means[claim.better.name] - means[claim.worse.name]) / sqrt(variance)
         confirmed += float((z >= SIGNIFICANT).mean())
         contradicted += float((-z >= SIGNIFICANT).mean())
-    return Counts(confirmed, contradicted, len(claims) - confirmed - contradicted)
+    return VerdictCounts(confirmed, contradicted, len(claims) - confirmed - contradicted)
 
 
 def simulate_published_means(rows: Sequence[Row], table: Table, variance: float = 1.0) -> np.ndarray:

@@ -186,7 +186,7 @@ def find_one(name: str) -> Row:
 def _suggestion(name: str, names: Iterable[str]) -> str:
     """Return "; did you mean ...?" with tables called ``name``-..., rows TABLE/``name``, or what is similar.
 
-    For a table that may be the user's own, it says how a module of rows is given.
+    If the table may be the user's own, also say how to load a module of rows (--study).
     """
     if longer := [table for table in TABLES if table.startswith(f"{name.rstrip('*')}-")]:
         return f"; did you mean {' or '.join(map(repr, longer[:5]))}?"
@@ -214,7 +214,7 @@ def tables_of(rows: Iterable[Row]) -> list[Table]:
 
 
 def papers() -> dict[str, Paper]:
-    """Return the papers of all tables by the word that begins the names of their tables, such as "t5"."""
+    """Return the paper of each table group: the first part of a table's name, such as "t5"."""
     found: dict[str, Paper] = {}
     for table in TABLES.values():
         if table.paper is not None:
@@ -233,7 +233,7 @@ def baseline_of(name: str) -> str:
 
 
 def build(name: str, scale: str, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Return row ``name`` as an experiment, with ``overrides`` behind the changes of the row.
+    """Return row ``name`` as an experiment, with ``overrides`` applied after the row's changes.
 
     BASELINE is changed by the scale, by the setup of the row's paper or table, and by the row. Raise
     SettingError for a row that needs what this code lacks.
@@ -270,10 +270,10 @@ def equal_rows(name: str, scale: str) -> list[str]:
     rows = tuple(row for row in REGISTRY.values() if not row.needs)
     changes, is_paper_scale = _scale_changes(scale), scale == PAPER_SCALE
     build(name, scale)  # raises SettingError if the row cannot be built
-    return _equal_rows(rows, changes, is_paper_scale)[_values(find_one(name), changes, is_paper_scale)]
+    return _rows_by_values(rows, changes, is_paper_scale)[_values(find_one(name), changes, is_paper_scale)]
 
 
-def same_rows(name: str, among: Iterable[str], scale: str) -> Iterator[str]:
+def equal_rows_among(name: str, among: Iterable[str], scale: str) -> Iterator[str]:
     """Yield those of the rows ``among`` that build the same experiment at ``scale`` as row ``name``.
 
     A row that needs what this code lacks builds none, and equals no row.
@@ -289,14 +289,15 @@ def same_rows(name: str, among: Iterable[str], scale: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=8)
-def _equal_rows(
+def _rows_by_values(
     rows: tuple[Row, ...], scale: ScaleChanges, is_paper_scale: bool
 ) -> Mapping[tuple[Any, ...], list[str]]:
-    equal: dict[tuple[Any, ...], list[str]] = {}
+    """Return the rows' names by the values of all settings that they build."""
+    by_values: dict[tuple[Any, ...], list[str]] = {}
     for row in rows:
         with suppress(Exception):  # a plug-in's row may have changes that fail at this scale
-            equal.setdefault(_values(row, scale, is_paper_scale), []).append(row.name)
-    return equal
+            by_values.setdefault(_values(row, scale, is_paper_scale), []).append(row.name)
+    return by_values
 
 
 @cache

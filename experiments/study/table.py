@@ -16,9 +16,11 @@ from lm.config.base import SettingError, leaves, nearest
 READ_ONLY_ROW_ERROR = "a row stays what it is; add one of your own with add_rows(TABLE, {ROW: CHANGES})"
 Pairs = Literal["all", "with-baseline"]  # pairs of rows that a table compares
 # What is said of two rows: the first is better than the second, or they are equivalent, which means that they
-# differ by less than the margin of reports.
+# differ by less than the equivalence margin that reports use.
 Relation = Literal["better", "equivalent"]
-Half = Literal["reading", "language"]  # of the tasks
+# A half of the tasks: those that cannot be answered without their input, or those that measure how well a
+# model knows the language of the text.
+Half = Literal["reading", "language"]
 RELATION_SIGNS: Mapping[Relation, str] = {"better": ">", "equivalent": "≈"}
 SECOND_HAND, UNSURE = "second hand", "unsure"  # why a published score may be wrong
 
@@ -32,8 +34,8 @@ def read_only(changes: Mapping[str, object]) -> ReadOnly:
 class Setup:
     """Holds what all rows of a paper or table share: their changes from ``study.experiment.BASELINE``.
 
-    A row is built from BASELINE by the changes of the scale, then ``changes``, then at scale ``base`` those
-    of ``at_base``, and last by the row's own.
+    A row is built from BASELINE by applying, in order: the scale's changes, ``changes``, ``at_base`` (only at
+    scale ``base``) and the row's own changes.
     """
 
     changes: ReadOnly = read_only({})  # at every scale: the kind of model, the objective, the optimiser
@@ -57,7 +59,7 @@ class Missing:
 
 
 def missing(*needs: str) -> Missing:
-    """Return the place of a row that needs what this code lacks, such as "mixture of experts"."""
+    """Return a placeholder for a row that needs something this code lacks, such as "mixture of experts"."""
     if not needs or not all(needs):
         raise SettingError('missing() should say what a row needs, such as missing("mixture of experts")')
     return Missing(needs)
@@ -115,15 +117,15 @@ class Column:
     unit: str  # "exact match"
     std: float | None = None  # standard deviation over runs of the paper's baseline; None: not published
     higher_is_better: bool = True
-    held_out: bool = False  # whether it is a loss on held-out text, beside which reports print ours
+    held_out: bool = False  # whether it is a loss on held-out text; reports print ours beside it
 
 
 @dataclass(frozen=True)
-class Yardstick:
-    """The runs whose scores give the standard deviations of a paper's columns: its noise."""
+class NoiseEstimate:
+    """The runs from whose scores the standard deviations of a paper's columns were estimated."""
 
-    runs: int  # how many
-    of: str  # "the baseline, pre-trained and fine-tuned with other seeds"
+    num_runs: int
+    description: str  # "the baseline, pre-trained and fine-tuned with other seeds"
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Paper:
     question: str = ""  # that the paper asks, in a sentence
     source: str = ""  # "arXiv 1910.10683"
     title: str = ""  # as printed
-    yardstick: Yardstick | None = None  # None: the paper gives no noise
+    noise: NoiseEstimate | None = None  # None: the paper gives no noise
     setup: Setup = BASELINE_SETUP  # of those tables that have none of their own
 
     def column(self, name: str) -> Column:
@@ -176,9 +178,9 @@ class Conclusion:
     better: str  # a row's name within the table; one of the two rows if they are said to be equivalent
     worse: str
     text: str  # "50 % noise is too much"
-    column: str = ""  # in which the paper says so; empty: in those by which its rows are compared
+    column: str = ""  # that the statement is about; empty: the table's columns
     relation: Relation = "better"
-    tasks: Half | None = None  # the half of the tasks that it is about; None: it is about all that rows have
+    tasks: Half | None = None  # the half of the tasks that it is about; None: all tasks that the rows have
 
     @property
     def pair(self) -> str:
@@ -195,7 +197,7 @@ def pair_text(better: str, worse: str, relation: Relation) -> str:
 class Table:
     """Rows that are compared with a baseline and with each other. ``make_table`` makes one.
 
-    A claim (``study.claims.paper_claims``) is a conclusion or, if the paper gives its noise, a pair of rows
+    A claim (``study.claims.claims_to_test``) is a conclusion or, if the paper gives its noise, a pair of rows
     whose published scores differ significantly. Reports test each claim on our runs.
     """
 
@@ -209,10 +211,10 @@ class Table:
     paper: Paper | None = None
     setup: Setup = BASELINE_SETUP  # what comes before the changes of each row
     columns: tuple[str, ...] = ()  # names of the paper's columns by which its rows are compared
-    pairs: Pairs = "all"  # of rows that are claims, if the paper gives its noise
+    pairs: Pairs = "all"  # which pairs of rows may become claims, if the paper gives its noise
     # hypotheses, written before the rows are run: reports give a verdict on exactly these
     conclusions: tuple[Conclusion, ...] = ()
-    # The rows stand in for the paper's with other data. paper_claims() returns no claims then, at any scale,
+    # The rows stand in for the paper's with other data. claims_to_test() returns none then, at any scale,
     # although the published scores are still printed.
     surrogate_data: bool = False
 
@@ -271,7 +273,8 @@ def make_table(
             raise SettingError(
                 f"table {name!r}: a conclusion: tasks={each.tasks!r} should be 'reading', 'language' or None"
             )
-        _check_known_columns(f"table {name!r}: a conclusion", [each.column] * bool(each.column), paper)
+        if each.column:
+            _check_known_columns(f"table {name!r}: a conclusion", [each.column], paper)
     return Table(
         name=name,
         title=title,

@@ -18,7 +18,7 @@ from experiments.report.claims_figure import VERDICTS, ClaimsFigure, count_claim
 from experiments.report.order import tau_p_value
 from experiments.report.prediction import read_tables
 from experiments.report.report import write_report
-from experiments.study.claims import compared_columns, paper_claims
+from experiments.study.claims import claims_to_test, compared_columns
 from experiments.study.papers.t5 import PAPER
 from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
 from lm.config.base import SettingError
@@ -208,7 +208,7 @@ def test_the_outside_script_expects_the_claims_of_a_table_of_pairs_with_the_base
     }
     claims = [
         {"better": c.better.name, "worse": c.worse.name, "z": c.z, "conclusion": c.conclusion}
-        for c in paper_claims(table)
+        for c in claims_to_test(table)
     ]
     paper = {
         column.name: {"deviation": column.std, "higher is better": column.higher_is_better}

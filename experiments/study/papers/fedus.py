@@ -10,7 +10,7 @@ from typing import Literal
 from experiments.study.changes import Changes, objective, share_of, times
 from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import NOT_TUNED, gated, pretraining
-from experiments.study.table import Conclusion, Paper, Yardstick, make_setup, make_table, missing
+from experiments.study.table import Conclusion, NoiseEstimate, Paper, make_setup, make_table, missing
 
 _SCORES = PublishedScores(Path(__file__).with_name("fedus_scores.json"))
 T5_GATED: Changes = objective("span-corruption") | gated("gated-gelu")
@@ -23,7 +23,7 @@ PAPER = Paper(
     columns=_SCORES.columns,
     question="Is one expert per token better than two and than a dense model, at equal operations?",
     source="arXiv 2101.03961",
-    yardstick=Yardstick(3, "Switch-Base with small initial values, for the loss after 3,500 steps"),
+    noise=NoiseEstimate(3, "Switch-Base with small initial values, for the loss after 3,500 steps"),
     setup=make_setup(T5_GATED | NOT_TUNED, pretraining(550_000, 2_048, 512)),
 )
 SHORT = make_setup(T5_GATED | NOT_TUNED, pretraining(100_000, 2_048, 512))

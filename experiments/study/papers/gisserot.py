@@ -16,10 +16,10 @@ from experiments.study.papers.setups import adamw, pretraining, size, tuned_by_h
 from experiments.study.presets import BERT
 from experiments.study.table import (
     Conclusion,
+    NoiseEstimate,
     Paper,
     Setup,
     Table,
-    Yardstick,
     make_setup,
     make_table,
 )
@@ -80,7 +80,7 @@ PAPER = Paper(
     columns=_SCORES.columns,
     question="Should an encoder be pre-trained by masks alone, or by causal modelling first?",
     source="arXiv 2507.00994",
-    yardstick=Yardstick(5, "fine-tuning alone, of each row: half widths of 95 % intervals"),
+    noise=NoiseEstimate(5, "fine-tuning alone, of each row: half widths of 95 % intervals"),
     setup=SIZES["610m"],
 )
 CLM = OBJECTIVES["causal-lm"]

@@ -14,9 +14,9 @@ from experiments.study.papers.setups import NOT_TUNED, gated
 from experiments.study.table import (
     Conclusion,
     Missing,
+    NoiseEstimate,
     Paper,
     Table,
-    Yardstick,
     make_setup,
     make_table,
     missing,
@@ -41,7 +41,7 @@ PAPER = Paper(
     columns=_SCORES.columns,
     question="Does a gate in the feed-forward layer help at equal parameters and operations, and which one?",
     source="arXiv 2002.05202",
-    yardstick=Yardstick(4, "the baseline for the loss after 65,536 steps; tasks: ten runs of the T5 paper"),
+    noise=NoiseEstimate(4, "the baseline for the loss after 65,536 steps; tasks: ten runs of the T5 paper"),
     setup=make_setup(SPANS, TUNED),
 )
 

@@ -16,9 +16,9 @@ from experiments.study.papers.setups import NOT_TUNED, gated
 from experiments.study.table import (
     Conclusion,
     Missing,
+    NoiseEstimate,
     Paper,
     Table,
-    Yardstick,
     make_setup,
     make_table,
 )
@@ -50,7 +50,7 @@ PAPER = Paper(
     columns=_SCORES.columns,
     question="Do published modifications of the Transformer help in another code base, without new tuning?",
     source="arXiv 2102.11972",
-    yardstick=Yardstick(5, "the baseline for the early loss, after 65,536 steps"),
+    noise=NoiseEstimate(5, "the baseline for the early loss, after 65,536 steps"),
     setup=make_setup(VANILLA | NOT_TUNED, TUNED),
 )
 

@@ -18,9 +18,9 @@ from experiments.study.papers.published import PublishedScores
 from experiments.study.table import (
     Axis,
     Conclusion,
+    NoiseEstimate,
     Paper,
     Table,
-    Yardstick,
     make_table,
 )
 
@@ -37,7 +37,7 @@ PAPER = Paper(
     title="Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
     question="Which architecture, objective, data, fine-tuning and size are best for a text-to-text model?",
     source="arXiv 1910.10683",
-    yardstick=Yardstick(10, "the baseline, pre-trained and fine-tuned with other seeds"),
+    noise=NoiseEstimate(10, "the baseline, pre-trained and fine-tuned with other seeds"),
     columns=_SCORES.columns,
 )
 

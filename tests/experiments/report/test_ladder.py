@@ -17,7 +17,7 @@ from experiments.runs.paths import save_settings
 from experiments.runs.result import write_result
 from experiments.study.ladder import SIZES, at_size
 from experiments.study.paths import run_folder
-from experiments.study.registry import TABLES, build, same_rows
+from experiments.study.registry import TABLES, build, equal_rows_among
 from lm.config.base import SettingError
 
 FLOPS = np.array([7e11, 1.8e12, 3.7e12, 1e13, 2.1e13])
@@ -77,7 +77,7 @@ def test_with_one_seed_per_rung_chance_is_not_known_and_intervals_are_points():
 
 @pytest.mark.parametrize("kind", ["window", "lstm", "transformer"])
 def test_the_largest_rung_is_the_row_of_history_and_the_others_are_narrower_and_shorter(kind):
-    assert [*same_rows(f"ladder/{kind}-x1", [f"history/{kind}"], "mini")] == [f"history/{kind}"]
+    assert [*equal_rows_among(f"ladder/{kind}-x1", [f"history/{kind}"], "mini")] == [f"history/{kind}"]
     whole = build(f"ladder/{kind}-x1", "mini")
     for size in SIZES[:-1]:
         part = build(f"ladder/{kind}-x{size:g}", "mini")

@@ -14,8 +14,8 @@ from experiments.report.order import (
     tau_p_value,
 )
 from experiments.study.claims import (
+    claims_to_test,
     is_tested,
-    paper_claims,
     published_means,
     published_z,
     simulate_replication,
@@ -81,16 +81,16 @@ def test_a_mean_of_ten_runs_has_a_tenth_of_the_variance_of_one():
     for table, runs in ((one, 1), (ten, 10)):
         base, up, _ = table.rows
         assert published_z(up, base, table) == pytest.approx(1.5 / np.sqrt((1 / runs + 1) / 2))
-    assert [claim.better.key for claim in paper_claims(one)] == ["same"], "1.5 deviations: z is 1.5"
-    assert [claim.better.key for claim in paper_claims(ten)] == ["up", "same"]
+    assert [claim.better.key for claim in claims_to_test(one)] == ["same"], "1.5 deviations: z is 1.5"
+    assert [claim.better.key for claim in claims_to_test(ten)] == ["up", "same"]
     assert simulate_replication(ten).total == 2
 
 
 def test_a_conclusion_is_judged_whatever_the_paper_published():
-    (claim,) = [claim for claim in paper_claims(noisy_table(10)) if claim.conclusion]
+    (claim,) = [claim for claim in claims_to_test(noisy_table(10)) if claim.conclusion]
     assert (claim.better.key, claim.conclusion, claim.z) == ("same", "as good", 0.0)
     for table in TABLES.values():
-        judged = {(c.better.key, c.worse.key, c.conclusion) for c in paper_claims(table) if c.conclusion}
+        judged = {(c.better.key, c.worse.key, c.conclusion) for c in claims_to_test(table) if c.conclusion}
         tested = [each for each in table.conclusions if is_tested(each, table)]
         stated = {(each.better, each.worse, each.text) for each in tested}
         assert judged == (set() if table.surrogate_data else stated)

@@ -26,7 +26,7 @@ from experiments.report.prediction import combined_scores, read_combined_scores
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import Result
 from experiments.runs.task_scores import write_example_values
-from experiments.study.claims import Counts
+from experiments.study.claims import VerdictCounts
 from experiments.study.registry import TABLES, build, find, tables_of
 from experiments.study.table import Conclusion
 from lm.config.base import SettingError, change
@@ -732,5 +732,5 @@ def test_what_a_task_loses_with_inputs_of_other_examples_stands_beside_its_score
 
 
 def test_claims_are_weighted_so_that_a_large_table_is_one_vote():
-    few, many = Counts(1, 0, 0), Counts(10, 30, 2)
+    few, many = VerdictCounts(1, 0, 0), VerdictCounts(10, 30, 2)
     assert text._mean_share_text([few, many]).startswith(f"{(1 + 10 / 42) / 2:.0%} of 2 tables; in all 11 ")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.study.claims import paper_claims, simulate_replication, standardized
+from experiments.study.claims import claims_to_test, simulate_replication, standardized
 from experiments.study.papers import t5
 from experiments.study.registry import TABLES
 from experiments.study.table import Column, Conclusion, Paper, Published, make_table
@@ -17,19 +17,19 @@ PAIRS |= {"11": (52, 55), "12": (9, 10), "13": (18, 21)}
 
 def test_the_paper_claims_the_pairs_that_its_noise_tells_apart_in_the_direction_of_its_scores():
     for table in T5:
-        number, listed = table.name.split("/")[1].split("-")[0], paper_claims(table)
+        number, listed = table.name.split("/")[1].split("-")[0], claims_to_test(table)
         if number in PAIRS:
             count = len(table.rows) * (len(table.rows) - 1) // 2
             assert (len(listed), count) == PAIRS[number], table.name
-    (claim,) = paper_claims(TABLES["t5/1-baseline"])
+    (claim,) = claims_to_test(TABLES["t5/1-baseline"])
     assert (claim.better.name, claim.worse.name) == ("t5/1-baseline/baseline", "t5/1-baseline/no-pretraining")
     assert claim.conclusion == "pre-training helps" and claim.z > 50
-    assert paper_claims(TABLES["t5/8-data"]) == paper_claims(TABLES["bert"]) == ()
+    assert claims_to_test(TABLES["t5/8-data"]) == claims_to_test(TABLES["bert"]) == ()
 
 
 def test_every_conclusion_is_one_of_the_claims():
     for table in T5:
-        named = {claim.conclusion for claim in paper_claims(table)} - {""}
+        named = {claim.conclusion for claim in claims_to_test(table)} - {""}
         assert named == {conclusion.text for conclusion in table.conclusions}, table.name
 
 
@@ -58,7 +58,7 @@ def own_table(paper):
 
 
 def pairs(table):
-    return {(claim.better.key, claim.worse.key): claim.conclusion for claim in paper_claims(table)}
+    return {(claim.better.key, claim.worse.key): claim.conclusion for claim in claims_to_test(table)}
 
 
 def test_any_table_whose_paper_gives_its_noise_has_the_claims_of_its_published_rows_and_its_conclusions():
@@ -73,7 +73,7 @@ def test_any_table_whose_paper_gives_its_noise_has_the_claims_of_its_published_r
 def test_a_conclusion_about_a_half_of_the_tasks_stays_so_where_the_papers_noise_tells_its_rows_apart():
     said = replace(SAID[0], tasks="language")
     table = replace(own_table(PAPER), conclusions=(said, SAID[1]))
-    (claim,) = (each for each in paper_claims(table) if each.conclusion == said.text)
+    (claim,) = (each for each in claims_to_test(table) if each.conclusion == said.text)
     assert (claim.tasks, claim.z is None) == ("language", False)
 
 
@@ -103,7 +103,7 @@ def test_less_is_better_in_a_column_that_says_so():
 def test_without_published_noise_the_claims_are_the_conclusions(paper):
     table = own_table(paper)
     assert pairs(table) == {(each.better, each.worse): each.text for each in SAID}
-    assert {claim.z for claim in paper_claims(table)} == {None} and not any(simulate_replication(table))
+    assert {claim.z for claim in claims_to_test(table)} == {None} and not any(simulate_replication(table))
 
 
 def test_a_table_with_some_of_its_rows_has_the_claims_about_those():
@@ -112,4 +112,4 @@ def test_a_table_with_some_of_its_rows_has_the_claims_about_those():
 
 
 def test_nothing_is_claimed_where_other_data_replace_those_of_the_paper():
-    assert paper_claims(replace(own_table(PAPER), surrogate_data=True)) == ()
+    assert claims_to_test(replace(own_table(PAPER), surrogate_data=True)) == ()

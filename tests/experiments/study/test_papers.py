@@ -21,7 +21,7 @@ from experiments.report.report import write_report
 from experiments.report.text import scores_sheet
 from experiments.runs.run import Run
 from experiments.study.changes import apply
-from experiments.study.claims import is_tested, paper_claims, published_rows
+from experiments.study.claims import claims_to_test, is_tested, published_rows
 from experiments.study.papers import clark, glu, jo, lan, liu, narang, sahoo, tay, wang, weller
 from experiments.study.registry import (
     REGISTRY,
@@ -335,7 +335,7 @@ def test_no_paper_has_a_privilege():
         assert 'startswith("t5' not in text and "startswith('t5" not in text, path
     for group, paper in PAPERS.items():
         assert paper.question.endswith("?") and paper.source, group
-        assert paper.yardstick is not None or all(column.std is None for column in paper.columns), group
+        assert paper.noise is not None or all(column.std is None for column in paper.columns), group
 
 
 # ---- conclusions
@@ -372,10 +372,10 @@ def test_a_conclusion_about_a_kind_of_score_that_is_not_compared_is_not_tested()
 
 def test_modifications_are_claimed_against_the_baseline_alone_and_beyond_the_noise_of_five_runs():
     table = TABLES["narang/1-modifications"]
-    claims = [claim for claim in paper_claims(table) if not claim.conclusion]
+    claims = [claim for claim in claims_to_test(table) if not claim.conclusion]
     assert claims and all(table.baseline in claim.names for claim in claims)
     assert {row.published_runs for row in table.rows} == {5}
-    assert narang.PAPER.yardstick.runs == 5 and glu.PAPER.yardstick.runs == 4
+    assert narang.PAPER.noise.num_runs == 5 and glu.PAPER.noise.num_runs == 4
 
 
 # ---- rows that need what is not there

@@ -32,10 +32,10 @@ from experiments.study.registry import (
     baseline_of,
     build,
     canonical_row,
+    equal_rows_among,
     find,
     find_one,
     own_changes,
-    same_rows,
 )
 from experiments.study.scales import SCALES
 from experiments.study.settings_diff import relevant_diff
@@ -210,8 +210,9 @@ def test_rows_are_one_experiment_if_what_they_build_at_a_scale_is(own_rows):
 
 def test_a_row_that_needs_what_is_lacking_equals_no_other(restored_registry):
     registry.add_table(make_table("lacking", "", {"first": {}, "lacks": missing("a part")}))
-    assert [*same_rows("lacking/first", ["lacking/lacks", "lacking/first"], "nano")] == ["lacking/first"]
-    assert [*same_rows("lacking/lacks", ["lacking/first", "lacking/lacks"], "nano")] == []
+    rows = ["lacking/lacks", "lacking/first"]
+    assert [*equal_rows_among("lacking/first", rows, "nano")] == ["lacking/first"]
+    assert [*equal_rows_among("lacking/lacks", rows, "nano")] == []
 
 
 def test_a_row_is_checked_whatever_the_rows_of_other_tables_are(restored_registry):

@@ -4,7 +4,7 @@ import pytest
 
 from experiments.runs.stages import stages
 from experiments.study import registry, start
-from experiments.study.claims import paper_claims
+from experiments.study.claims import claims_to_test
 from experiments.study.papers import t5
 from experiments.study.registry import REGISTRY, TABLES, build, check_row, equal_rows
 from experiments.study.scales import SCALES
@@ -60,7 +60,7 @@ def test_where_a_scale_has_no_start_the_table_gives_it_one(scale):
 
 
 def test_its_hypotheses_are_the_claims_that_a_report_tests():
-    claims = [(claim.better.key, claim.worse.key) for claim in paper_claims(TABLES["start"])]
+    claims = [(claim.better.key, claim.worse.key) for claim in claims_to_test(TABLES["start"])]
     assert ("baseline", "start-only") in claims and len(claims) == len(TABLES["start"].conclusions)
     assert REGISTRY[start.START_ONLY_ROW] in TABLES["start"].rows
     assert registry.baseline_of(start.START_ONLY_ROW) == "start/baseline"
