@@ -239,7 +239,7 @@ def _infilled(run: "Trained", text: str, top: int) -> Iterator[str]:
     vocabulary, config = run.vocabulary, run.config
     ids, sentinels = run.encode_gaps(text)
     longest = LONGEST_SPAN * text.count(MASK) + (len(sentinels) if sentinels else len(ids)) + 1
-    longest = min(longest, config.positions.max_length) if config.limits_length else longest
+    longest = min(longest, config.positions.max_length) if config.has_max_length else longest
     searched = min(ANSWERS_PER_TEXT * top, config.vocab_size)
     answers, shares = infill(run.model, run.batch([ids], longest), max_length=longest, k=searched)
     found: dict[str, float] = {}  # text -> its probability, of all answers that read alike

@@ -240,7 +240,7 @@ def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) 
         begin, _ = frame(run.stage, run.vocabulary)
         scored = [*run.vocabulary.encode_with_special_tokens("", begin, None), *scored]
     length = scoring.length or trained_length(run.stage)
-    if config.limits_length:
+    if config.has_max_length:
         length = min(length, config.positions.max_length)
     if not config.has_decoder:
         length -= 2  # for the tokens around an encoder's text

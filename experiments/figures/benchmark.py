@@ -72,7 +72,7 @@ def measure_decoding(model: Transformer, lengths: Sequence[int]) -> dict[str, li
     config = model.config
     if not config.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text: nothing to measure")
-    if config.limits_length and max(lengths) > config.positions.max_length:
+    if config.has_max_length and max(lengths) > config.positions.max_length:
         raise SettingError(
             f"--lengths {max(lengths)} is above model.positions.max_length={config.positions.max_length}"
         )

@@ -47,7 +47,7 @@ from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import LabelledTask, Task
 from lm.data.tasks.task_files import check_task_files
-from lm.evaluate.loglikelihood import check_mask
+from lm.evaluate.loglikelihood import check_attention_mask
 from lm.objectives.denoising import REPLACED, RESTORED, Lengths
 from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ def check_agreement(experiment: Experiment) -> None:
     if finetunes(experiment) and tuning.mixtures:
         check_architecture(experiment.model.architecture, generates=True)
         check_output(experiment, f"tuning.mixtures={tuning.mixtures}")
-        check_mask(experiment.model)
+        check_attention_mask(experiment.model)
         check_batch_size(experiment.finetuning.batch_size)
 
 
@@ -302,7 +302,7 @@ def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
     rows = [max(length.inputs, row_length(model.architecture, length)) for length in (*lengths, *tasks)]
     longest = max(*rows, tuning.inputs_length, 0)
     sharding.check_length(max(rows, default=1), experiment.mesh.sizes(jax.device_count()))
-    if model.limits_length and longest > model.positions.max_length:
+    if model.has_max_length and longest > model.positions.max_length:
         raise SettingError(
             f"model.positions.max_length={model.positions.max_length} is less than the {longest} of the "
             "longest row: raise it, or lower data.inputs_length or tuning.inputs_length"
@@ -699,7 +699,7 @@ def check_teacher_length(experiment: Experiment, stages: Sequence[Stage], inputs
             continue
         model, lengths = teacher.settings.model, inputs.batches[stage.name].lengths
         longest = max(lengths.inputs, row_length(model.architecture, lengths))
-        if model.limits_length and longest > model.positions.max_length:
+        if model.has_max_length and longest > model.positions.max_length:
             raise SettingError(
                 f"distillation.teacher={teacher.name!r} reads {model.positions.max_length} tokens, and the "
                 f"longest row has {longest}: make data.inputs_length={experiment.data.inputs_length} smaller"

@@ -128,7 +128,7 @@ class Trained:
             raise SettingError("a text without tokens gives the model nothing to continue")
         shape = (-(-len(rows) // self.devices) * self.devices, max(map(len, rows)))
         longest = max(shape[1], answer) if config.has_encoder else shape[1] + answer - 1
-        if config.limits_length and longest > config.positions.max_length:
+        if config.has_max_length and longest > config.positions.max_length:
             text = f"{shape[1]} tokens of text and {answer} of answer"
             raise SettingError(
                 f"{text} do not fit in model.positions.max_length={config.positions.max_length}"

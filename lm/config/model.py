@@ -843,7 +843,7 @@ class ModelConfig:
         return self.cross_attention.encoder_layers == "weighted"
 
     @property
-    def limits_length(self) -> bool:
+    def has_max_length(self) -> bool:
         """Return whether rows are at most ``positions.max_length`` long."""
         return self.positions.is_learned or self.mixer.kind == "synthesizer"
 

@@ -1,7 +1,7 @@
 """Autoregressive decoding with a KV cache: greedy, by sampling, or by beam search.
 
-A batch is encoder features, or the prompts of a decoder, shifted, so that the last token is the one that the
-first answer follows. Rows may differ in length and be padded on either side: padding is where segment ids are
+A batch holds encoder inputs, or decoder prompts in decoder-input form: the first generated token follows the
+last prompt token. Rows may differ in length and be padded on either side: padding is where segment ids are
 0, whatever the tokens there are. A row that is all padding gets no answer.
 """
 
@@ -27,7 +27,7 @@ from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
 
 # The fields of a prompt's side; positions follow from them.
-PROMPT = ("tokens", "segment_ids", "token_types", "causal_attention", "global_attention")
+PROMPT_FIELDS = ("tokens", "segment_ids", "token_types", "causal_attention", "global_attention")
 
 Model = Transformer | Ensemble
 
@@ -97,13 +97,13 @@ def _prompt(model: Model, batch: Batch) -> Batch:
         raise SettingError("model.architecture='encoder' has no decoder to write with")
     name = "encoder" if model.config.has_encoder else "decoder"
     side = batch.side(name)
-    return Batch(**{name: Side(**{field: getattr(side, field) for field in PROMPT})})
+    return Batch(**{name: Side(**{field: getattr(side, field) for field in PROMPT_FIELDS})})
 
 
 @partial(jax.jit, static_argnames=("decoding", "special", "record"))
 def _decode(model, batch, key, *, decoding, special, record):
     logits, cache, done = _first_logits(model, batch, decoding.max_length, special)
-    model, cache = model.unstack(cache)
+    model, cache = model.unstack(cache)  # separate arrays per layer: slices would be copied at every token
 
     def unfinished(state):
         decoded, done, *_ = state
@@ -111,11 +111,14 @@ def _decode(model, batch, key, *, decoding, special, record):
 
     def write(decoded, done, logits):
         step = decoded.lengths.max()  # every row that is not done has as many
-        token = next_token(decoding, logits, None if key is None else jax.random.fold_in(key, step))
+        step_key = None if key is None else jax.random.fold_in(key, step)
+        token = next_token(decoding, logits, step_key)
         token = jnp.where(done, special.pad, token)
         recorded = None if record is None else decoded.record.at[:, step].set(record(logits))
         decoded = Decoded(decoded.tokens.at[:, step].set(token), decoded.lengths + ~done, recorded)
-        return decoded, done if special.eos is None else done | (token == special.eos), token
+        if special.eos is not None:
+            done = done | (token == special.eos)
+        return decoded, done, token
 
     def advance(state):
         decoded, done, token, cache = state
@@ -123,8 +126,10 @@ def _decode(model, batch, key, *, decoding, special, record):
         return *write(decoded, done, logits), cache
 
     tokens = jnp.full((len(done), decoding.max_length), special.pad, jnp.int32)
-    recorded = None if record is None else jax.eval_shape(record, logits)
-    recorded = recorded and jnp.zeros((*tokens.shape, *recorded.shape[1:]), recorded.dtype)
+    recorded = None
+    if record is not None:
+        of_step = jax.eval_shape(record, logits)
+        recorded = jnp.zeros((*tokens.shape, *of_step.shape[1:]), of_step.dtype)
     decoded = Decoded(tokens, jnp.zeros(len(done), jnp.int32), recorded)
     return jax.lax.while_loop(unfinished, advance, (*write(decoded, done, logits), cache))[0]
 

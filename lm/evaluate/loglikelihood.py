@@ -35,12 +35,14 @@ from lm.tokenizers.tokenizer import Tokenizer
 
 TokenIds = Sequence[int] | np.ndarray
 MAX_CANDIDATES = 2**31  # of a context: no limit
+# A rough count of the vectors [d_model] that a token's activations take in memory, beside its logits.
+HIDDEN_VECTORS_PER_TOKEN = 16
 Request = tuple[TokenIds, TokenIds]  # a context and its continuation, which is scored
 ShardBatch = Callable[[Any], Any]
 
 
 class Masking(NamedTuple):
-    """The special tokens of an encoder."""
+    """The special tokens of an encoder: one that masks a token, and those around a text."""
 
     mask: int  # hides a token that is to be predicted
     begin: tuple[int, ...] = ()  # ids before every text, such as [CLS]
@@ -118,11 +120,9 @@ def candidate_log_probs(
         return []
     # An ensemble has no cache to extend, and random blocks are drawn for whole rows.
     if not config.has_decoder or config.sparsity.random_blocks or isinstance(model, Ensemble):
-        requests = [
-            (context, candidate)
-            for context, its_candidates in zip(contexts, candidates, strict=True)
-            for candidate in its_candidates
-        ]
+        requests: list[Request] = []
+        for context, its_candidates in zip(contexts, candidates, strict=True):
+            requests += [(context, candidate) for candidate in its_candidates]
         ends = np.cumsum([len(its_candidates) for its_candidates in candidates])
         return np.split(continuation_log_probs(model, requests, shard_batch, masking), ends[:-1])
     rows: list[_Row] = []
@@ -164,7 +164,10 @@ def documents_log_prob(
     for ids in documents:
         text = [eos, *ids]
         for number, request in enumerate(windows(text, window, model.config)):
-            requests.append(request if number else (text[:1], text[1 : window.length]))
+            if number == 0:
+                requests.append((text[:1], text[1 : window.length]))
+            else:
+                requests.append(request)
     return float(continuation_log_probs(model, requests, shard_batch).sum())
 
 
@@ -213,7 +216,7 @@ def _make_rows(
     masking: Masking | None,
 ) -> Iterator[_Row]:
     """Yield the row of a request; for an encoder, one row for each token of the continuation."""
-    check_mask(config)
+    check_attention_mask(config)
     start = [] if config.special.start is None else [config.special.start]
     if config.architecture == "encoder":
         if masking is None:
@@ -235,8 +238,8 @@ def _make_rows(
     yield _Row(encoder, prompt, candidates, request=request)
 
 
-def check_mask(config: ModelConfig) -> None:
-    """Raise SettingError if a model reads the very tokens whose probability it should give."""
+def check_attention_mask(config: ModelConfig) -> None:
+    """Raise SettingError if the attention mask lets a model see the tokens it should predict."""
     if config.attention.mask == "none":
         raise SettingError(
             "model.attention.mask='none' reads the tokens whose likelihood it should tell: choose "
@@ -253,17 +256,17 @@ def check_length(config: ModelConfig, length: int) -> None:
 
 def _max_length(config: ModelConfig) -> int:
     """Return the length of the longest row that a model can read [tokens]."""
-    return config.positions.max_length if config.limits_length else 2**31
+    return config.positions.max_length if config.has_max_length else 2**31
 
 
 def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) -> tuple[Batch, _Targets]:
     """Return the batch of ``rows``, padded to ``bucket.rows`` rows, and its targets.
 
-    The decoder reads the targets too if each row has one continuation; candidates are read later, after the
-    prompt is in the cache.
+    The decoder reads the targets too if each row has one continuation, that is if ``bucket.lengths`` has no
+    number of candidates; candidates are read later, after the prompt is in the cache.
     """
-    encoder_length, decoder_length, *several, targets_length = bucket.lengths
-    num_candidates = several[0] if several else None
+    encoder_length, decoder_length, *candidate_counts, targets_length = bucket.lengths
+    num_candidates = candidate_counts[0] if candidate_counts else None
     encoder = decoder = None
     if config.has_encoder:
         tokens, lengths = pad_texts([row.encoder for row in rows], (bucket.rows, encoder_length))
@@ -279,6 +282,7 @@ def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) 
         tokens, _ = pad_texts(read, (bucket.rows, decoder_length))
         is_prompt = (np.arange(decoder_length)[None] < prompt_lengths[:, None]).astype(np.int32)
         prompt_segments = None if num_candidates is None else is_prompt
+        # ``causal_attention`` is T5X's name for what marks the prefix, in which attention is bidirectional.
         prefix = is_prompt if config.architecture == "prefix-decoder" else None
         decoder = Side(tokens=tokens, segment_ids=prompt_segments, causal_attention=prefix)
         first_position = np.maximum(prompt_lengths - 1, 0)
@@ -288,8 +292,9 @@ def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) 
     count = 1 if num_candidates is None else num_candidates
     targets: list[TokenIds] = []
     for row in rows:
-        missing = count - len(row.candidates)
-        targets += [*row.candidates, *[()] * missing]
+        num_missing = count - len(row.candidates)
+        targets += row.candidates
+        targets += [()] * num_missing
     tokens, lengths = pad_texts(targets, (bucket.rows * count, targets_length))
     if num_candidates is not None:
         tokens = tokens.reshape(bucket.rows, count, targets_length)
@@ -319,13 +324,14 @@ def run_batched(
     """Return the output of ``program`` for each row, float64, in order, computed in batches of few shapes.
 
     ``lengths`` int [N,3], of encoder, decoder and targets, are those of each row; [N,4] with the number of
-    candidates before the targets. ``make_batch`` returns the arguments of the program beside the model, for
-    some of the rows.
+    candidates before the targets. ``make_batch`` builds, for some of the rows, the program's arguments other
+    than the model.
     """
     config, mesh = model.config, getattr(jax.tree.leaves(model)[0].sharding, "mesh", None)
     multiple = 1 if mesh is None else sharding.batch_shards(mesh.shape)
-    encoder, decoder, *candidates, targets = [_max_length(config)] * lengths.shape[1]
-    max_lengths = encoder, decoder, *(MAX_CANDIDATES for _ in candidates), targets
+    max_lengths = [_max_length(config)] * lengths.shape[1]
+    if lengths.shape[1] == 4:  # encoder, decoder, number of candidates, targets
+        max_lengths[2] = MAX_CANDIDATES
     buckets = batches_by_length(lengths, partial(_row_cost, config), multiple, max_lengths)
     outputs = []
     for bucket in buckets:
@@ -347,9 +353,9 @@ def run_batched(
 def _row_cost(config: ModelConfig, lengths: np.ndarray) -> np.ndarray:
     """Return the cost of a row with these lengths [...,3] or [...,4], counted in tokens [...].
 
-    Logits count by the memory that they take.
+    Logits are weighted by the memory they take.
     """
-    logits_cost = 1 + config.vocab_size / (16 * config.d_model)
+    logits_cost = 1 + config.vocab_size / (HIDDEN_VECTORS_PER_TOKEN * config.d_model)
     encoder, decoder, *candidates, targets = np.moveaxis(lengths, -1, 0)
     if not candidates:
         return encoder + decoder + logits_cost * targets

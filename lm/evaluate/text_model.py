@@ -178,7 +178,7 @@ class TextModel:
         length = MIN_PADDED_LENGTH
         while length < max(map(len, prompts)):
             length *= 2
-        if config.limits_length:
+        if config.has_max_length:
             most = config.positions.max_length
             length = min(length, most if config.has_encoder else most + 1 - decoding.max_length)
         tokens = np.full((rows, length), config.special.pad, np.int32)

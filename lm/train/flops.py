@@ -217,7 +217,7 @@ def longest_row(config: ModelConfig) -> int | None:
     Learned positions, random blocks and synthesizers end at ``positions.max_length``. All other positions,
     sinusoids included, are computed for any place of a row.
     """
-    return config.positions.max_length if config.limits_length else None
+    return config.positions.max_length if config.has_max_length else None
 
 
 def check_length(config: ModelConfig, length: int, name: str = "length") -> None:
