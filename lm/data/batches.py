@@ -18,9 +18,9 @@ from lm.objectives.denoising import Lengths
 BatchFunction = Callable[[int, slice], Batch]
 Item = TypeVar("Item")
 
-CACHED_CALLS = 8  # of which whole rows are cached, where a row is read over several steps
+CACHED_CALLS = 8  # number of last calls whose whole rows are cached, where a row is read over several steps
 PREFETCHED_BATCHES = 2  # while the device works
-EPOCH_KEY = 2**63  # first key of the random numbers of an epoch, beyond those of the examples
+EPOCH_KEY = 2**63  # first key of the random numbers of orders, beyond those of the examples
 SPREAD_KEY = EPOCH_KEY - 1  # key of the first of ``evenly_spread_uniforms``
 GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # its fractional part, in units of 2^-64
 
@@ -134,14 +134,14 @@ def evenly_spread_uniforms(seed: int, rows: np.ndarray) -> np.ndarray:
     return (fixed_point >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
-def epoch_generator(seed: int, epoch: int) -> np.random.Generator:
-    """Return the random generator that draws the order of an epoch."""
-    return np.random.Generator(np.random.Philox(key=np.array([seed, EPOCH_KEY + epoch], np.uint64)))
+def order_generator(seed: int, key: int) -> np.random.Generator:
+    """Return the random generator of an epoch's or a window's order, by its number or key below 2^63."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed, EPOCH_KEY + key], np.uint64)))
 
 
 @functools.lru_cache(maxsize=4)
 def _order(seed: int, epoch: int, count: int) -> np.ndarray:
-    return epoch_generator(seed, epoch).permutation(count)
+    return order_generator(seed, epoch).permutation(count)
 
 
 def shuffled_indices(numbers: np.ndarray, count: int, seed: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Rows of encoders: of masked language modeling, in running text or pairs of segments, and of next tokens.
+"""Rows of encoders: for masked language modeling, on running text or on pairs, and for next-token prediction.
 
 A row of running text is [CLS] text [SEP]; its text continues across documents, with a [SEP] between them
 (RoBERTa's "full sentences": Liu et al. 2019, section 4.2).
@@ -159,7 +159,7 @@ class MaskedLMRows:
 
 @dataclass(frozen=True)
 class NextTokenRows(MaskedLMRows):
-    """Rows of an encoder with a causal mask: each position predicts the token behind it.
+    """Rows of an encoder with a causal mask: each position predicts the next token.
 
     The texts and their [CLS] and [SEP] are those of ``MaskedLMRows`` with the same reader, and nothing is
     hidden. The closing [SEP] is predicted if each example ends (``Objective.eos``); between documents [SEP]
@@ -169,10 +169,10 @@ class NextTokenRows(MaskedLMRows):
     def __call__(self, numbers: np.ndarray) -> Batch:
         side = super().__call__(numbers).side("encoder")
         eos_after_each_example = self.reader.objective.eos_after_each_example
-        targets, in_row = _shift_left(side.tokens), _shift_left(side.segment_ids)
-        is_last = _shift_left(in_row) == 0
-        is_target = (in_row > 0) & (eos_after_each_example | ~is_last)
-        content = is_target & ~is_last & (targets != self.reader.tokenizer.sep)
+        targets, next_segment = _shift_left(side.tokens), _shift_left(side.segment_ids)
+        predicts_closing_sep = _shift_left(next_segment) == 0
+        is_target = (next_segment > 0) & (eos_after_each_example | ~predicts_closing_sep)
+        content = is_target & ~predicts_closing_sep & (targets != self.reader.tokenizer.sep)
         return Batch(
             encoder=replace(
                 side,

@@ -65,7 +65,7 @@ def pad_texts(
 
 
 def _add_prefix(ids: Ids, prefix: tuple[int, ...]) -> MarkedIds:
-    """Return ``ids`` with the ids of ``prefix``, which are no content, in front of them."""
+    """Return ``ids`` with the ids of ``prefix``, which are not content tokens, in front of them."""
     marked = ids if isinstance(ids, MarkedIds) else MarkedIds(ids, np.ones(len(ids), bool))
     if not prefix:
         return marked
@@ -122,7 +122,9 @@ def row_capacity(architecture: str, lengths: Lengths) -> np.ndarray:
 
 
 def round_up(sizes: np.ndarray, multiple: int, capacity: int) -> np.ndarray:
-    """Return the room of texts that begin at multiples of a number: their sizes rounded up, to ``capacity``.
+    """Return sizes rounded up to a multiple, but no further than ``capacity``.
+
+    A size above ``capacity`` is returned unchanged, for ``pack_examples`` to refuse.
 
     >>> round_up(np.array([3, 4, 9]), 4, 10).tolist()
     [4, 4, 10]
@@ -152,7 +154,8 @@ def make_packed_batch(
         encoder = Side(tokens=packed.tokens, segment_ids=packed.segments, positions=packed.positions)
     else:
         encoder = None
-        # A prefix decoder's inputs are visible where they are predicted, and others may not be predicted.
+        # Inputs are not content where the model sees what it predicts (a prefix), nor where they are not
+        # predicted (loss on targets only).
         if architecture == "prefix-decoder" or loss == "targets":
             inputs = inputs._replace(content=np.zeros_like(inputs.content))
         targets = concatenate_sides(inputs, targets)
@@ -163,11 +166,12 @@ def make_packed_batch(
     if architecture not in ENCODER_DECODERS:
         # The prefix has one position more than the inputs, since decoder tokens are shifted right: at its end
         # the last input, often EOS, is read and the first target is predicted.
-        last_of_prefix = np.zeros(shape, np.int32)
-        last_of_prefix[is_token] = np.repeat(inputs.lengths, targets.lengths)
-        causal_attention = (is_token & (packed.positions <= last_of_prefix)).astype(np.int32)
+        prefix_end = np.zeros(shape, np.int32)  # of each token: the last position of its example's prefix
+        prefix_end[is_token] = np.repeat(inputs.lengths, targets.lengths)
+        # seqio's name: 1 in the prefix, where attention is not causal
+        causal_attention = (is_token & (packed.positions <= prefix_end)).astype(np.int32)
         if loss == "targets":
-            has_loss = is_token & (packed.positions >= last_of_prefix)
+            has_loss = is_token & (packed.positions >= prefix_end)
     decoder = Side(
         tokens=shift_right(packed.tokens, packed.segments),
         segment_ids=packed.segments,
@@ -228,10 +232,10 @@ def _pack(examples: PaddedTexts, rows: np.ndarray, shape: tuple[int, int], multi
     if len(filled) > shape[0] or (filled > shape[1]).any():
         raise SettingError(f"rows of {filled.max()} tokens do not fit in a batch of shape {shape}")
     destination, source = length_mask(filled, shape[1]), np.flatnonzero(examples.mask)
-    if multiple > 1:  # the padding after each example is no destination
-        destination[destination] = length_mask(examples.lengths, room.max(initial=0))[
-            length_mask(room, room.max(initial=0))
-        ]
+    if multiple > 1:  # nothing is written to the padding after each example
+        width = room.max(initial=0)
+        in_room, in_example = length_mask(room, width), length_mask(examples.lengths, width)
+        destination[destination] = in_example[in_room]
     tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
     content = np.zeros(shape, bool)
     tokens[destination] = examples.tokens.ravel()[source]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.batches import PickledWithoutCache, epoch_generator
+from lm.data.batches import PickledWithoutCache, order_generator
 from lm.data.collocations import Collocations
 from lm.data.corpus.sampler import CorpusSampler, RowIndex, WindowPosition
 from lm.data.corpus.token_cache import EncodedDocuments
@@ -21,7 +21,10 @@ from lm.objectives.formatting import sentence_starts
 from lm.tokenizers.tokenizer import Tokenizer
 
 UNPACKED_ROWS = "segments"  # the row index key if each row holds one segment; packed rows have other keys
-LENGTH_UNIFORMS_BIT = 1 << 41  # set in the keys of ``length_uniforms``, clear in the keys of shuffles
+LENGTH_UNIFORMS_BIT = (
+    1 << 41
+)  # set in the keys of ``length_uniforms``, clear in those of 512 epochs' shuffles
+EXAMPLE_BITS = 24  # of a key, in which the examples of a window are counted
 CACHED_WINDOWS = 2  # per stream: the ones read last
 
 
@@ -258,14 +261,14 @@ class SegmentReader(PickledWithoutCache):
         return functools.lru_cache(maxsize=CACHED_WINDOWS * self.sampler.num_streams)(self._shuffle)
 
     def _shuffle(self, position: WindowPosition) -> np.ndarray:
-        return epoch_generator(self.seed, position.order_key).permutation(self.count_segments(position))
+        return order_generator(self.seed, position.order_key).permutation(self.count_segments(position))
 
     def length_uniforms(self, position: WindowPosition) -> np.ndarray:
         """Return the first random number of each shuffled segment of a window, float32 [segments].
 
         It decides how long the corrupted segment is, so it is drawn before segments are packed into rows.
         """
-        random = epoch_generator(
-            position.seed(self.seed), position.first_example_key >> 24 | LENGTH_UNIFORMS_BIT
+        random = order_generator(
+            position.seed(self.seed), position.first_example_key >> EXAMPLE_BITS | LENGTH_UNIFORMS_BIT
         )
         return random.random(self.count_segments(position), dtype=np.float32)

@@ -93,10 +93,10 @@ class MixtureRows(PickledWithoutCache):
     Each task is reshuffled every epoch. A row holds as many successive examples as fit (Raffel et al. 2020,
     section 3.1.2). Inputs and targets that are too long are truncated before their EOS.
 
-    Rows are packed in blocks of ROWS_PER_BLOCK. Every block begins the same number of examples after the one
-    before it, the number of examples in the first block. So a row can be made without the rows of earlier
-    blocks. After a block that holds fewer examples some are left out; after one that holds more, the next
-    repeats some: about one example in fifty.
+    Rows are packed in blocks of ROWS_PER_BLOCK, which begin at a fixed stride: the number of examples that
+    fit into the first block. So a row can be made without the rows of earlier blocks. A block that holds
+    fewer examples leaves some out, and one that holds more shares its last ones with the next: about one
+    example in fifty.
     """
 
     examples_by_task: Mapping[str, Sequence[Example]]

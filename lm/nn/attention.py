@@ -265,10 +265,10 @@ class Attention(Projections, TokenMixer):
     def flops(self, length: int, visible: int, /) -> int:
         """Return the FLOPs of the forward pass over one row of ``length`` tokens.
 
-        Each token attends to ``visible`` tokens. The count includes products with all matrices, also those
-        that a subclass adds, with bilinear weights and with vectors of relative positions. It leaves out
-        other arrays of rank 3 or more, for which a subclass overrides this method, separate projections of
-        global tokens, and projections of relative positions, which all rows of a batch share.
+        Each token attends to ``visible`` tokens. Counted are products with all matrices, also those that a
+        subclass adds, with bilinear weights and with vectors of relative positions. Not counted are separate
+        projections of global tokens, projections of relative positions, which all rows of a batch share, and
+        other arrays of rank 3 or more, for which a subclass overrides this method.
         """
         products = matmul_flops(self, length) - matmul_flops(self.globals, length)
         products += self._bilinear_flops(length) + self._relative_key_flops(length)
@@ -279,8 +279,10 @@ class Attention(Projections, TokenMixer):
     def cross_flops(self, queries: int, keys: int) -> int:
         """Return the FLOPs of cross-attention from ``queries`` tokens of one row to ``keys`` of another."""
         flops_per_key = matmul_flops(self.key, 1) + matmul_flops(self.value, 1)
-        flops_per_query = matmul_flops(self, 1) + self._bilinear_flops(1) + self._branch_flops(1)
-        flops_per_query -= flops_per_key
+        flops_of_queries = (
+            matmul_flops(self, 1) - flops_per_key
+        )  # those of all matrices but keys' and values'
+        flops_per_query = flops_of_queries + self._bilinear_flops(1) + self._branch_flops(1)
         return queries * flops_per_query + self.merged_flops(queries, keys)
 
     def merged_flops(self, queries: int, keys: int) -> int:
@@ -310,7 +312,7 @@ class Attention(Projections, TokenMixer):
         return 2 * queries * self.config.attention.num_heads * self.config.attention.d_kv**2
 
     def _branch_flops(self, queries: int) -> int:
-        """Return the FLOPs of the feed-forward layer of branches beyond those of one; 0 without branches."""
+        """Return the extra FLOPs of a feed-forward layer that each branch has, not one for all; 0 without."""
         return 0 if self.branches is None else self.branches.repeated_flops(queries)
 
     def _relative_key_flops(self, queries: int) -> int:

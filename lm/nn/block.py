@@ -39,7 +39,8 @@ def remat_policy(config: CompileConfig) -> Callable[..., Any]:
     It always saves its arguments, such as the block's input, unless the policy sends them to the host.
     """
     if config.remat == "dots":
-        # Products with parameters. In bfloat16 only their name shows: a choice of platforms hides the rest.
+        # Products with parameters. In bfloat16 they sit inside a choice of platforms, where the policy sees
+        # no product: it knows them by their name.
         policies = jax.checkpoint_policies
         return policies.save_from_both_policies(
             policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names("product")
@@ -86,7 +87,7 @@ class Block(Module):
         has_experts, is_mixed = config.experts.count > 0, config.experts.every > 1
         self.mlp = MLP(config, rngs) if has_mlp and (is_mixed or not has_experts) else None
         self.experts = ExpertMLP(config, rngs) if has_experts else None
-        # A stack sets it, in the one layer that has it: it is too large to be made for all.
+        # Set by the stack, only in the layer that has it: it is too large to allocate in every layer.
         self.memory: ProductKeyMemory | None = nnx.data(None)
         self.has_product_key_memory = config.has_product_key_memory(has_cross_attention)
         # A stack sets it, in the first layer.
@@ -179,9 +180,11 @@ class Block(Module):
     ) -> tuple[Float32[Array, "B N T T"] | None, Float32[Array, "B M T S"] | None]:
         """Return the weights of self-attention and of cross-attention for the block's input x [B,T,D].
 
-        Either is None if the block lacks that attention. ``encoder_kv`` is as in ``__call__``.
+        Either is None if the block lacks that attention. ``encoder_kv`` is as in ``__call__``, beside
+        ``inputs.encoded``, without which there is no cross-attention.
         """
-        inputs, h = self._own_inputs(inputs, None, len(x)), self.mixer_input(x, inputs)
+        h = self.mixer_input(x, inputs)
+        inputs = self._own_inputs(inputs, None, len(x))
         x = block_input = self.step_embedding(x, inputs.positions)
         weights = None
         if isinstance(self.attention, Attention):
@@ -213,7 +216,7 @@ class Block(Module):
         return self.attention if self.config.has_merged_attention else self.cross
 
     def mixer_flops(self, length: int, visible: int) -> int:
-        """Return the FLOPs of the mixer over a row in which each token reads ``visible`` tokens, forward."""
+        """Return the forward FLOPs of the mixer over a row in which each token reads ``visible`` tokens."""
         return mixer_flops(self.attention, length, visible)
 
     def mixer_cache_bytes(self, length: int) -> int:
@@ -221,13 +224,13 @@ class Block(Module):
         return mixer_cache_bytes(self.attention, length)
 
     def cross_flops(self, queries: int, keys: int) -> int:
-        """Return the FLOPs of ``queries`` tokens of a decoder that read ``keys`` of the encoder, forward."""
+        """Return the forward FLOPs of cross-attention from ``queries`` tokens to ``keys`` of the encoder."""
         if self.config.has_merged_attention:
             return self.attention_to_encoder.merged_flops(queries, keys)
         return 0 if self.cross is None else self.cross.cross_flops(queries, keys)
 
     def gate_flops(self, length: int) -> int:
-        """Return the FLOPs of the gates of residual branches for ``length`` tokens, forward."""
+        """Return the forward FLOPs of the gates of residual branches for ``length`` tokens."""
         return sum(
             matmul_flops(gate, length) for gate in (self.attention_gate, self.cross_gate, self.mlp_gate)
         )
@@ -241,9 +244,9 @@ class Block(Module):
         self, h: Array, inputs: AttentionInputs, dropout_masks: DropoutMasks, is_decoding: bool
     ) -> tuple[Array, RouterStatistics]:
         """Return the output of the experts for their input h [B,T,D], and the router's statistics."""
-        key = dropout_masks.get("router")
-        keeps_all = is_decoding and key is None
-        return self.experts(h, inputs.segments, dropout_masks.get("mlp"), key, keeps_all)
+        router_key = dropout_masks.get("router")  # a random key, not a mask
+        keeps_all = is_decoding and router_key is None
+        return self.experts(h, inputs.segments, dropout_masks.get("mlp"), router_key, keeps_all)
 
     def _encoder_key_value(self, inputs: AttentionInputs, encoder_kv: LayerCache | None) -> KeyValue:
         """Return keys and values [B,S,K,H] of the encoder's output: ``encoder_kv`` if there is one."""

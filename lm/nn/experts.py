@@ -23,11 +23,14 @@ from lm.sharding import constrain
 
 
 class RouterStatistics(NamedTuple):
-    """Holds the sums over layers, for each row, from which losses and logs of routers are computed."""
+    """Holds the sums over layers, for each row, from which losses and logs of routers are computed.
+
+    A row has the values of its group (``experts.group_rows``).
+    """
 
     balance_loss: Float32[Array, " B"]
     z_loss: Float32[Array, " B"]
-    dropped: Float32[Array, " B"]  # share of the row's choices for which their expert had no slot
+    dropped: Float32[Array, " B"]  # share of choices without a slot; in expert choice, of tokens not chosen
 
     @classmethod
     def zeros(cls, rows: int) -> "RouterStatistics":
@@ -61,11 +64,12 @@ class ExpertLinear(Module):
 
 
 class ExpertMLP(Module):
-    """Feed-forward layers of which each token passes a few, chosen by a router (Fedus et al. 2021).
+    """Feed-forward layers; a router sends each token through a few of them (Fedus et al. 2021).
 
     With a capacity each expert computes its slots, and drops the tokens for which it has none. Without one
-    every expert computes all tokens, one expert after another, and most products are multiplied by 0. So it
-    does with ``eval_capacity``, which counts by text: how many slots a row's texts need is not known before.
+    every expert processes every token, one expert after another, and most outputs get weight 0. The same
+    holds with ``eval_capacity``, whose limit is per text: the number of slots that a row needs is not known
+    when the program is compiled.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
@@ -77,9 +81,9 @@ class ExpertMLP(Module):
 
         router_axes = "embed", "classes"
         self.router = Linear(rngs, (d_model, num_experts), router_axes, std=d_model**-0.5, use_bias=False)
-        self.hidden = linear(d_model, d_ff, ("embed", "mlp"))
+        self.hidden = linear(d_model, d_ff, ("embed", "mlp"))  # T5's wi or, of a gated layer, wi_0
         is_gated = config.mlp.activation.startswith("gated")
-        self.linear = linear(d_model, d_ff, ("embed", "mlp")) if is_gated else None
+        self.linear = linear(d_model, d_ff, ("embed", "mlp")) if is_gated else None  # T5's wi_1
         self.out = linear(d_ff, d_model, ("mlp", "embed"))
 
     def __call__(
@@ -114,19 +118,19 @@ class ExpertMLP(Module):
             out, statistics = self._by_expert_choice(grouped, logits, is_token, dropout_mask, capacity)
         else:
             choices = self._choose(logits, explore_key)
-            is_read = None
+            is_kept = None
             if text_capacity is not None:
                 texts = None if segments is None else jnp.asarray(segments)
-                is_read = ops.is_within_capacity(choices.experts, texts, config.count, text_capacity)
+                is_kept = ops.is_within_capacity(choices.experts, texts, config.count, text_capacity)
             out, statistics = self._by_token_choice(
-                grouped, logits, choices, is_token, is_read, dropout_mask, capacity
+                grouped, logits, choices, is_token, is_kept, dropout_mask, capacity
             )
         by_row = RouterStatistics(*(jnp.repeat(each, group_rows) for each in statistics))
         out = constrain(out.reshape(x.shape), "batch", "length", "embed")
         return checkpoint_name(out, "mlp_out"), by_row
 
     def flops(self, length: int) -> float:
-        """Return the FLOPs of the router and of the experts that ``length`` tokens are meant for.
+        """Return the FLOPs of the router and of the experts that ``length`` tokens are routed to.
 
         Empty slots are not counted, nor what experts without a capacity compute for tokens of others.
         """
@@ -178,22 +182,22 @@ class ExpertMLP(Module):
         logits: Array,
         choices: Choices,
         is_token: Array,
-        is_read: Array | None,
+        is_kept: Array | None,
         dropout_mask: Array | None,
         capacity: int,
     ) -> tuple[Array, RouterStatistics]:
         """Return the outputs [G,S,D] where tokens choose experts, and the statistics [G].
 
-        ``is_read`` bool [G,S,k]: which choices the experts of evaluation read; None: all that have a slot.
+        ``is_kept`` bool [G,S,k]: which choices are processed in evaluation; None: all that have a slot.
         """
         config, (probabilities, experts, weights) = self.config.experts, choices
         num_choices = jnp.maximum(is_token.sum(1) * config.per_token, 1)
         dropped = jnp.zeros(len(x), jnp.float32)
         if capacity >= x.shape[1]:
             weights = weights * is_token[:, :, None]
-            if is_read is not None:
-                weights = jnp.where(is_read, weights, 0)
-                dropped = (~is_read & is_token[:, :, None]).sum((1, 2)) / num_choices
+            if is_kept is not None:
+                weights = jnp.where(is_kept, weights, 0)
+                dropped = (~is_kept & is_token[:, :, None]).sum((1, 2)) / num_choices
             out = self._mix_all(x, ops.dense_weights(experts, weights, config.count), dropout_mask)
         else:
             routes = ops.assign_slots(experts, is_token, config.count, capacity)
@@ -207,13 +211,14 @@ class ExpertMLP(Module):
     ) -> tuple[Array, RouterStatistics]:
         """Return the outputs [G,S,D] where experts choose tokens, and the statistics [G].
 
-        Experts are even by construction. A token that none of them chose counts as dropped.
+        The load is balanced by construction, so the balance loss is 1. A token that no expert chose counts as
+        dropped.
         """
         probabilities = jax.nn.softmax(logits, axis=-1)
         routes = ops.choose_tokens(probabilities, is_token, capacity)
         out = ops.combine(self._experts(ops.dispatch(x, routes), dropout_mask), probabilities, routes)
-        is_unread = (routes.slot >= self.config.experts.count * capacity).all(-1) & is_token
-        dropped = is_unread.sum(1) / jnp.maximum(is_token.sum(1), 1)
+        is_unrouted = (routes.slot >= self.config.experts.count * capacity).all(-1) & is_token
+        dropped = is_unrouted.sum(1) / jnp.maximum(is_token.sum(1), 1)
         balance = jnp.ones(len(x), jnp.float32)
         return out, RouterStatistics(balance, ops.router_z_loss(logits, is_token), dropped)
 
@@ -252,7 +257,7 @@ class ExpertMLP(Module):
         experts.router = None
         return experts
 
-    @remat  # computed again in the backward pass, but for the last product, which no gradient needs
+    @remat  # recomputed in the backward pass, except the last product, whose value no gradient needs
     def _activate_and_project(self, hidden: Array, linear: Array | None, dropout_mask: Array | None) -> Array:
         config = self.config
         hidden = ACTIVATIONS[config.mlp.activation](hidden)
@@ -261,7 +266,8 @@ class ExpertMLP(Module):
         rate = config.dropout if config.experts.dropout is None else config.experts.dropout
         if dropout_mask is not None:
             # All tokens of a group drop the same features: those of its first row.
-            dropout_mask = dropout_mask[:: len(dropout_mask) // len(hidden), :, None, :]
+            rows_per_group = len(dropout_mask) // len(hidden)
+            dropout_mask = dropout_mask[::rows_per_group, :, None, :]
         return self.out(dropout(hidden, dropout_mask, rate))
 
     def _own_dropout_mask(self, key: Array | None, rows: int) -> Array | None:

@@ -20,7 +20,7 @@ from lm.sharding import PARAMETER_AXES, constrain
 
 M = TypeVar("M", bound=nnx.Module)
 
-REFUSED_ATTRIBUTES = {  # attributes that flax's tools would set in a module, without effect or with a bad one
+REFUSED_ATTRIBUTES = {  # which flax's utilities set on a module, where they would do nothing, or harm
     "deterministic": "having a key means training, and there is no mode to switch: call model(batch, key) "
     "to train, model(batch) to evaluate",
     "_nnx_tabulate_id": "nnx.tabulate cannot show a model whose layers are in a scan, and would leave it "
@@ -55,7 +55,7 @@ def param(value: Array, *axes: str) -> nnx.Param:
 
 
 def add_layers_axis(module: M) -> M:
-    """Return a module that ``jax.vmap`` has made, with the layers' axis in its parameters' metadata."""
+    """Add the layers' axis to the metadata of a module made under ``jax.vmap``, and return the module."""
     for variable in jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, nnx.Variable)):
         mesh_axes = variable.get_metadata().get("out_sharding")
         if mesh_axes is not None:
@@ -73,8 +73,9 @@ def num_parameters(module: nnx.Module) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(module))
 
 
-# Cheap layers are computed again in the backward pass, which otherwise reads float32 copies of their results
-# from memory. Outside of a loop the compiler merges both computations, which on a CPU is faster still.
+# Cheap layers are recomputed in the backward pass, which would otherwise read float32 copies of their
+# outputs from memory. Outside of a loop prevent_cse=False lets the compiler merge the two computations, which
+# on a CPU is faster still.
 remat = partial(jax.checkpoint, prevent_cse=False)
 
 
@@ -131,7 +132,7 @@ class Linear(Module):
 
 
 class Embed(Module):
-    """A table [rows,D] of embeddings, looked up by ids; tied to the output, also the output matrix."""
+    """A table [rows,D] of embeddings, looked up by id; with tied embeddings it is the output matrix too."""
 
     def __init__(self, rngs: nnx.Rngs, shape: tuple[int, int], axis: str, *, std: float, dtype: DTypeLike):
         self.dtype = dtype
@@ -151,7 +152,7 @@ class Embed(Module):
     def _look_up(self, ids: Array) -> Array:
         # NaN, since clamping an unknown id to a row of the table would silently train on nonsense.
         rows = self.table[...].at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
-        # The gradients of a frequent token's many positions are summed in float32, before the cast.
+        # Cast after the lookup, so that the backward pass sums a frequent token's gradients in float32.
         return rows.astype(self.dtype)
 
     def logits(self, x: Float[Array, "B T D"]) -> Float32[Array, "B T rows"]:
@@ -162,8 +163,9 @@ class Embed(Module):
 def embedding_std(logits: Logits, width: int) -> float:
     """Return the standard deviation with which a table of embeddings of this width starts.
 
-    Rows of Euclidean length 1 give logits of size 1, here or in ELECTRA's generator, which shares them. T5's
-    rows are sqrt(D) long, which is why its tied logits are scaled down.
+    Rows of Euclidean length 1 give logits with a standard deviation of about 1, here ("tied") and in
+    ELECTRA's generator, which shares the table ("none"). T5's rows are sqrt(D) long, which is why its tied
+    logits are scaled down.
     """
     return width**-0.5 if logits in ("tied", "none") else 1.0
 

@@ -77,7 +77,7 @@ class Infilling(NamedTuple):
 
 
 class NoiseCounts(NamedTuple):
-    """The numbers of noise tokens, of noise spans, and of visible spans between them, of each text.
+    """The numbers of noise tokens, of noise spans, and of visible spans, of each text.
 
     Where the numbers of spans depend on the mask, they are the most that there may be.
     """
@@ -93,12 +93,12 @@ class Noise(NamedTuple):
     mask: Callable[[CorruptionConfig, CorruptionInputs], np.ndarray]  # returns bool [B,L], True on noise
     # (config, lengths [B], uniforms [B,R,L]) -> Infilling, for noise that also inserts mask tokens
     infill: Callable[[CorruptionConfig, np.ndarray, np.ndarray], Infilling] | None = None
-    # (config, lengths [B], first uniform of each text [B]) -> NoiseCounts; None if the counts depend on more
-    # random numbers than that one
+    # (config, lengths [B], first uniform of each text [B]) -> NoiseCounts; None if one random number per text
+    # does not determine the counts
     counts: Callable[[CorruptionConfig, np.ndarray, np.ndarray], NoiseCounts] | None = None
     uniforms_per_token: int = 1  # R
     needs_word_starts: bool = False
-    # words of a collocation count as one word; ``uniforms[:, 1]`` choose between collocations that overlap
+    # words of a collocation are treated as one; ``uniforms[:, 1]`` decides between collocations that overlap
     needs_collocations: bool = False
     # documents are kept apart, since this noise splits or hides each as a whole; a causal LM ignores this
     per_document: bool = False
@@ -166,13 +166,11 @@ def _choose_smallest(uniforms: np.ndarray, candidates: np.ndarray, count: np.nda
 # --- masks
 
 
-def span_counts(
-    config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray | None = None
-) -> NoiseCounts:
+def span_counts(config: CorruptionConfig, lengths: np.ndarray) -> NoiseCounts:
     """Return T5's numbers of noise tokens and of spans, which do not depend on random numbers.
 
     They are computed in float32 and rounded half to even, as in T5's code. A text of less than two tokens
-    counts as one of two.
+    counts as one of two, whose second token, the noise, lies outside of the text.
     """
     length = np.maximum(lengths, 2)
     noise = np.round(length.astype(np.float32) * np.float32(config.rate)).astype(np.int32)
@@ -180,6 +178,15 @@ def span_counts(
     spans = np.round(noise.astype(np.float32) / np.float32(config.mean_span_length)).astype(np.int32)
     spans = np.maximum(spans, 1)
     return NoiseCounts(noise, spans, np.where(noise < lengths, spans, 0))
+
+
+def _span_counts_of_text(
+    config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray
+) -> NoiseCounts:
+    """Return ``span_counts`` of what lies within the text: a single token is visible."""
+    noise, spans, visible_spans = span_counts(config, lengths)
+    is_short = lengths < 2
+    return NoiseCounts(np.where(is_short, 0, noise), spans, np.where(is_short, lengths, visible_spans))
 
 
 def _random_segment_ends(uniforms: np.ndarray, total: np.ndarray, parts: np.ndarray) -> np.ndarray:
@@ -246,8 +253,8 @@ def _rolled_spans_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.
 def _rolled_span_counts(
     config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray
 ) -> NoiseCounts:
-    """Return the numbers of "rolled-spans": one span more than there may be, of either kind."""
-    noise, spans, visible_spans = span_counts(config, lengths)
+    """Return upper bounds of the numbers of "rolled-spans", which may cut one span in two, of either kind."""
+    noise, spans, visible_spans = _span_counts_of_text(config, lengths, _length_uniforms)
     return NoiseCounts(noise, spans + 1, visible_spans + 1)
 
 
@@ -335,7 +342,7 @@ def _middle_counts(
     _config: CorruptionConfig, lengths: np.ndarray, length_uniforms: np.ndarray
 ) -> NoiseCounts:
     counts, ones = middle_lengths(lengths, length_uniforms.astype(np.float64)), np.ones_like(lengths)
-    return NoiseCounts(counts, ones, 2 * ones)  # one visible span more than there may be
+    return NoiseCounts(counts, ones, 2 * ones)  # visible spans: one if the middle touches an end
 
 
 def _one_span(starts: np.ndarray, counts: np.ndarray, width: int) -> np.ndarray:
@@ -511,7 +518,7 @@ NOISES: dict[str, Noise] = {
         needs_collocations=True,
         ignores=("mean_span_length",),
     ),
-    "spans": Noise(random_spans_noise_mask, counts=span_counts),
+    "spans": Noise(random_spans_noise_mask, counts=_span_counts_of_text),
     "rolled-spans": Noise(_rolled_spans_mask, counts=_rolled_span_counts, uniforms_per_token=2),
     "geometric-spans": Noise(
         _geometric_spans_mask,

@@ -93,18 +93,18 @@ def nonnoise_span_to_unique_sentinel(
 
 
 def _shuffled_spans(
-    _config: FormatConfig,
+    config: FormatConfig,
     tokens: np.ndarray,
     noise: np.ndarray,
     uniforms: np.ndarray,
     tokenizer: Tokenizer,
 ) -> Formatted:
-    """Replace each run of visible text by the sentinel of the noise span behind it, and permute the spans.
+    """Replace each run of visible text by the sentinel of the noise span that follows; permute the spans.
 
-    Each span stays behind its sentinel, which is that of its place in the inputs. A text has to begin with
+    Each span still follows its sentinel, which is that of its place in the inputs. A text has to begin with
     visible text.
     """
-    visible = nonnoise_span_to_unique_sentinel(_config, tokens, noise, uniforms, tokenizer)
+    visible = nonnoise_span_to_unique_sentinel(config, tokens, noise, uniforms, tokenizer)
     first = last_start(run_starts(~noise))  # where the sentinel of each token's span stands
     has_span = np.zeros(noise.shape, bool)
     has_span[np.nonzero(noise)[0], first[noise]] = True
@@ -196,10 +196,11 @@ def _around_middle(
 ) -> Formatted:
     rows, length = tokens.shape
     is_suffix = np.logical_or.accumulate(noise, axis=1)
-    place_of_text = np.where(is_suffix, 3, 1) if prefix_first else np.where(is_suffix, 2, 4)
-    places_of_marks = [0, 2, 4] if prefix_first else [0, 1, 3]  # of PRE, SUF and MID
-    places = np.concatenate([place_of_text, np.tile(places_of_marks, (rows, 1))], axis=1)
-    order = np.argsort(places, axis=1, kind="stable")
+    # Each slot is in one of five parts, 0 to 4, which are written in this order.
+    part_of_text = np.where(is_suffix, 3, 1) if prefix_first else np.where(is_suffix, 2, 4)
+    parts_of_marks = [0, 2, 4] if prefix_first else [0, 1, 3]  # of PRE, SUF and MID
+    parts = np.concatenate([part_of_text, np.tile(parts_of_marks, (rows, 1))], axis=1)
+    order = np.argsort(parts, axis=1, kind="stable")
     marks = np.tile(tokenizer.vocab_size - 1 - np.arange(3, dtype=np.int32), (rows, 1))
     sources = np.concatenate([np.tile(np.arange(length), (rows, 1)), np.full((rows, 3), -1)], axis=1)
     slots = (

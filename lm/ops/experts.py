@@ -101,8 +101,9 @@ def is_within_capacity(
         is_start = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
         is_first_choice = (jnp.arange(per_token) == 0)[None, None, :]
         starts = (is_start[:, :, None] & is_first_choice).reshape(rows, -1, 1)
-        # counts never fall along a row, so that the last one at a start is the largest
-        earlier = earlier - jax.lax.cummax(jnp.where(starts, earlier, 0), axis=1)
+        # Counts never fall along a row, so that the last one at a start is the largest.
+        earlier_at_start = jax.lax.cummax(jnp.where(starts, earlier, 0), axis=1)
+        earlier = earlier - earlier_at_start
     return ((earlier * chosen).sum(-1) < capacity).reshape(experts.shape)
 
 
@@ -111,9 +112,9 @@ def choose_tokens(
 ) -> Routes:
     """Return routes on which each expert takes its likeliest tokens: expert choice (Zhou et al. 2022).
 
-    A token's choices are all experts, k = E, of which any number may take it; the weights of their outputs
-    are the ``probabilities``. Every expert reads ``capacity`` tokens, or all of a group that has fewer. Which
-    ones depends on the whole group.
+    Here k = E: each expert counts as one choice of the token, and any number of them may take it; the
+    weights of their outputs are the ``probabilities``. Every expert reads ``capacity`` tokens, or all of a
+    group that has fewer. Which ones depends on the whole group.
     """
     groups, tokens, num_experts = probabilities.shape
     by_expert = jnp.where(is_token[:, :, None], probabilities, -1.0).swapaxes(1, 2)  # [G,E,T]
@@ -154,7 +155,7 @@ def load_balancing_loss(
     """Return E times the sum over experts of f_i P_i (Fedus et al. 2021, equations 4 to 6).
 
     f_i is the share of the group's choices that expert i got, before any is dropped, and P_i the mean of its
-    probability. The loss is 1 if both are even, and E if all tokens go to one expert.
+    probability. The loss is 1 if both are even, and E if all tokens go to one expert with probability 1.
     """
     num_experts = probabilities.shape[-1]
     is_chosen = jax.nn.one_hot(experts, num_experts, dtype=jnp.float32).mean(2)  # [G,T,E]
@@ -184,9 +185,9 @@ def _mean_over_tokens(x: Array, is_token: Array) -> Array:
 
 
 def _invert(indices: Array, size: int) -> Array:
-    """Return [G,size] with the place of each number in ``indices`` [G,N]; N for a number that is missing.
+    """Return the inverse [G,size] of indices [G,N]: at ``indices[n]`` stands n, and N where no index points.
 
-    The number ``size`` stands for none.
+    Indices equal to ``size`` are ignored.
     """
     count = indices.shape[1]
 

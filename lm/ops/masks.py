@@ -40,9 +40,9 @@ class Window(NamedTuple):
 
 
 class RandomBlocks(NamedTuple):
-    """Blocks before its window that a block of queries attends to at random (BigBird, Zaheer et al. 2020).
+    """Random blocks before its window that a block of queries attends to (BigBird, Zaheer et al. 2020).
 
-    Attention goes both ways: unless it is causal, the drawn blocks attend to that block too.
+    Unless the mask is causal, attention is symmetric: a drawn block also attends to the block that drew it.
     """
 
     per_query_block: int  # how many are drawn for each block of queries
@@ -112,7 +112,8 @@ class MaskSpec(NamedTuple):
         visible = jnp.bool_(True)
         if "segment" in key:
             visible &= _ranges_meet(query["segment"], key["segment"], behind=0, ahead=0)
-        if self.window is not None and "position" in key and "global" not in key:
+        has_exceptions = "global" in key or self.random_blocks is not None
+        if self.window is not None and "position" in key and not has_exceptions:
             behind, ahead, _ = self.window
             visible &= _ranges_meet(query["position"], key["position"], behind=behind, ahead=ahead)
         return visible
@@ -125,19 +126,19 @@ def _ranges_meet(query: Array, key: Array, *, behind: int, ahead: int) -> Array:
 def draw_random_blocks(blocks: RandomBlocks) -> Bool[np.ndarray, "blocks blocks"]:
     """Return bool [total,total]: which earlier blocks are drawn for each block of queries.
 
-    They are always the same, and rows of any length begin alike. The first blocks of a row have fewer.
+    The draw is deterministic and does not depend on ``total``. Early blocks have fewer to draw from.
     """
     drawn = np.zeros((blocks.total, blocks.total), bool)
     for query, row in enumerate(drawn):
-        unseen = np.arange(blocks.first, max(blocks.first, query - blocks.window))
-        row[np.random.default_rng(query).permutation(unseen)[: blocks.per_query_block]] = True
+        candidates = np.arange(blocks.first, max(blocks.first, query - blocks.window))
+        row[np.random.default_rng(query).permutation(candidates)[: blocks.per_query_block]] = True
     return drawn
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AttentionMask:
-    """A mask that is no array yet: a spec, and the ids [B|1,T] of queries and [B|1,S] of keys."""
+    """A mask that is not materialised yet: a spec, and the ids [B|1,T] of queries and [B|1,S] of keys."""
 
     query: PositionIds
     key: PositionIds
@@ -168,13 +169,13 @@ def two_stream_masks(order: Int[Array, "B T"]) -> Bool[Array, "_ 1 T T"]:
     >>> two_stream_masks(jnp.array([[2, 0, 1]]))[:, 0].astype(int).tolist()
     [[[1, 1, 1], [0, 1, 0], [0, 1, 1]], [[0, 1, 1], [0, 1, 0], [0, 1, 0]]]
     """
-    key, query = order[:, None, :], order[:, :, None]
-    queries = (key == 0) | (key < query)
-    content = queries | jnp.eye(order.shape[1], dtype=bool)[None]
-    return jnp.stack([content, queries], axis=1).reshape(-1, 1, *queries.shape[1:])
+    key_order, query_order = order[:, None, :], order[:, :, None]
+    query_stream = (key_order == 0) | (key_order < query_order)
+    content_stream = query_stream | jnp.eye(order.shape[1], dtype=bool)[None]
+    return jnp.stack([content_stream, query_stream], axis=1).reshape(-1, 1, *query_stream.shape[1:])
 
 
-AnyMask = Array | AttentionMask | None  # bool [B|1,1|N,T,S], or no array yet; None: all is visible
+AnyMask = Array | AttentionMask | None  # bool [B|1,1|N,T,S]; None: all is visible
 CAUSAL = AttentionMask({}, {}, MaskSpec(causal=True))
 
 

@@ -258,7 +258,7 @@ def _add_router_losses(
     Each row is weighted by the sum of its loss weights ([B] or [B,T]), so that these losses, too, add up over
     micro-batches, hosts and evaluation batches. The losses of layers are summed (Fedus et al. 2021), the
     metrics are means over layers and have no weights: ``balance_loss`` is 1 if all experts get as many
-    tokens, and their number if one gets them all.
+    tokens, and their number if one gets them all with probability 1.
     """
     if router is None:
         return loss, sums

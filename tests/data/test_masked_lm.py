@@ -232,6 +232,23 @@ def test_spans_of_documents_apart_are_packed_and_random_amounts_of_noise_are_ref
         pretraining_rows(streams, replace(spans, eos="between-documents"), **settings)
 
 
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder"])
+@pytest.mark.parametrize("noise", ["spans", "rolled-spans"])
+@pytest.mark.parametrize("targets", ["sentinels", "drop", "everything"])
+def test_documents_of_one_token_are_packed_as_long_as_they_are(architecture, noise, targets):
+    lengths = np.array([1] * 120 + [2, 3, 5, 8, 13] * 5)
+    offsets = np.concatenate([[0], np.cumsum(np.random.default_rng(0).permutation(lengths))])
+    corpus = OneWindow(EncodedDocuments(np.arange(offsets[-1]) + 10, offsets), VOCABULARY)
+    objective = replace(
+        OBJECTIVES["span-corruption"], noise=noise, inputs="drop", targets=targets, documents="apart"
+    )
+    rows = pretraining_rows(
+        CorpusSampler(corpus, 1, 3), objective, architecture=architecture, inputs_length=16, batch_size=4
+    )
+    for step in range(20):  # SettingError if an example does not fit into its room
+        assert (Batches(rows, 4)(step, slice(None)).decoder.loss_weights > 0).any()
+
+
 @pytest.mark.parametrize("pairs", ["none", "sentence-order"])
 def test_an_epoch_has_all_text_once_and_the_next_has_it_in_another_order(pairs):
     made = batches(pairs=pairs, batch_size=1)

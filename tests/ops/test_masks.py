@@ -127,6 +127,15 @@ def test_a_causal_query_sees_its_random_blocks_and_any_other_also_those_that_dre
     np.testing.assert_array_equal(mask(MaskSpec(causal, Window(1, 1), blocks), 40, **numbers), expected)
 
 
+def test_a_tile_with_a_random_block_is_not_taken_for_masked():
+    spec = MaskSpec(False, Window(0, 0), RandomBlocks(1, 6, 0, 0))
+    numbers = jnp.arange(6)[None]
+    seen = mask(spec, 6, position=numbers)[0, 0]
+    for query, key in np.argwhere(np.asarray(seen)):
+        tile = [{"position": numbers[:, index : index + 1]} for index in (query, key)]
+        assert spec.tile_is_visible(*tile)
+
+
 def test_a_mask_of_one_query_over_a_cache_goes_by_its_own_distances():
     slots = jnp.arange(6)[None]
     rule = MaskSpec(causal=True, window=Window(1, 1))
