@@ -41,7 +41,7 @@ PUBLISHED = {
     "mini-architectures": "now/2-architectures",
     "mini-denoisers": "now/3-denoisers",
     "mini-clark": "clark/5-efficiency",
-    "mini-lan": "lan/4-sharing-*",
+    "mini-lan": "lan/[34]-*",
     "mini-history": "history",
     "mini-ladder": "ladder",
     "mini-experts": "now/5-experts",
