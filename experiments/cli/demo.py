@@ -7,7 +7,7 @@ from pathlib import Path
 from experiments.cli.run_names import LAST, check_name, name_run
 from experiments.cli.run_options import Options, row_run
 from experiments.cli.run_summary import loss_lines
-from experiments.cli.settings import Runs
+from experiments.cli.settings import GridPoint, Runs
 from experiments.cli.sweep import compared_experiments, sweep_argv, wanted_runs
 from experiments.cli.train import job_count, train_unfinished
 from experiments.console import RUNS, UNBROKEN, print_line
@@ -47,7 +47,7 @@ def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
     check_name(runs, NAME)
     options = Options(SCALE, runs)
     decoder = row_run(DECODER, build(DECODER, SCALE, decoder_changes(text)), options)
-    rows = wanted_runs(compared_experiments(TABLE, [{}], {}, SCALE), SEEDS, options)
+    rows = wanted_runs(compared_experiments(TABLE, [GridPoint({}, {})], {}, SCALE), SEEDS, options)
     # What takes longest begins first, so that no core waits for the other at the end.
     wanted = [decoder, *sorted(rows, key=lambda run: -run.experiment.pretraining.steps)]
     if text is not None:  # a text that cannot be read costs no training of the table

@@ -94,7 +94,7 @@ def _make_jobs(
         _check_in_cloud(experiments, accelerator, count)
     else:
         _check_here(experiments, devices)
-    options = ["--scale", run_options.scale, *setting_arguments(typed_overrides(changes))]
+    options = ["--scale", run_options.scale, *setting_arguments(typed_overrides(changes, settings))]
     for option in ("start", "allow"):
         if value := getattr(run_options, option):
             options += [f"--{option}", value]

@@ -10,7 +10,7 @@ from experiments.cli.settings import (
     Start,
     first_folder,
     given_changes,
-    grid_points,
+    given_points,
 )
 from experiments.console import RUNS, print_line
 from experiments.study.overrides import typed_overrides
@@ -71,7 +71,8 @@ def report(
     if grid:
         from experiments.cli.sweep import grid_tables
 
-        wanted = grid_tables(pattern, scale, grid_points(grid), changes)
+        points = given_points(trainable, scale, grid, changes, settings, start, first_folder(runs))
+        wanted = grid_tables(pattern, scale, points, changes)
         changes = {}
     if variants:
         wanted = with_override_rows(wanted, scale, runs, print_line)
@@ -79,7 +80,7 @@ def report(
         if watch:
             reports.watch(wanted, scale, runs, overrides=changes)
             return
-        named = setting_arguments(typed_overrides(changes))
+        named = setting_arguments(typed_overrides(changes, settings))
         words = ["lm", *plugin_arguments(), "report", pattern, "--scale", scale, *named]
         words += ["--start", start] * bool(start) + ["--grid", *grid] * bool(grid) + ["--runs", *runs]
         words += ["--against", against] * bool(against) + ["--variants"] * variants

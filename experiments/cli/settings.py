@@ -16,7 +16,12 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import Experiment, PretrainingPhase
-from experiments.study.overrides import check_agreement_with_checkpoint, check_overrides_are_read
+from experiments.study.overrides import (
+    OF_START,
+    check_agreement_with_checkpoint,
+    check_overrides_are_read,
+    typed_overrides,
+)
 from experiments.study.registry import REGISTRY, TABLES, build, find
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.table import Row
@@ -254,10 +259,7 @@ def given_changes(
     SettingError for a setting that none of the rows reads, or that contradicts the checkpoint to start from.
     """
     started: Overrides = {}
-    if teacher := settings.get(TEACHER):
-        from experiments.runs.init_from import teacher_name
-
-        settings = settings | {TEACHER: teacher_name(teacher, runs)}
+    settings = _with_imported_teacher(settings, runs)
     if start:
         from experiments.runs.init_from import overrides_of_start  # slow to import: it reads tokenizers
 
@@ -270,6 +272,57 @@ def given_changes(
         check_agreement_with_checkpoint(experiment, given)
     check_overrides_are_read([build(row, scale, started | given) for row in rows], given)
     return started | given
+
+
+@dataclasses.dataclass(frozen=True)
+class GridPoint:
+    """One combination of the values of a grid, and with them all changes of rows."""
+
+    values: Overrides  # of the settings that the grid varies
+    changes: Overrides  # of the command line, with these values
+
+
+def given_points(
+    rows: Sequence[str],
+    scale: str,
+    grid: Sequence[str],
+    changes: Overrides,
+    options: Mapping[str, Any],
+    start: str,
+    runs: Path,
+) -> list[GridPoint]:
+    """Return the points of a grid, with what each changes in rows; one without values if there is no grid.
+
+    A value is as good as an option: one that names a teacher imports it, and one that converts the checkpoint
+    ``start``, or leaves some of its layers out, makes a start of its own. ``changes`` are those that
+    ``given_changes`` returned for ``options``.
+
+    SettingError for a setting that none of the rows reads, or that contradicts the checkpoint to start from.
+    """
+    points = []
+    for values in grid_points(grid):
+        values = _with_imported_teacher(values, runs)
+        at_point = changes
+        if start and not values.keys().isdisjoint(OF_START):
+            from experiments.runs.init_from import overrides_of_start  # slow to import: it reads tokenizers
+
+            at_point = overrides_of_start(start, runs, {**options, **values}) | typed_overrides(changes)
+        if start:
+            for row in rows:
+                check_agreement_with_checkpoint(build(row, scale, at_point), values)
+        at_point = at_point | values
+        check_overrides_are_read([build(row, scale, at_point) for row in rows], values)
+        points.append(GridPoint(values, at_point))
+    return points
+
+
+def _with_imported_teacher(settings: Overrides, runs: Path) -> Overrides:
+    """Return the settings with the name of the teacher's copy below ``runs``, imported if it is not there."""
+    if not (teacher := settings.get(TEACHER)):
+        return settings
+    from experiments.runs.init_from import teacher_name  # slow to import: it reads tokenizers
+
+    return settings | {TEACHER: teacher_name(teacher, runs)}
 
 
 def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> Overrides:

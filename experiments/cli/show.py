@@ -104,7 +104,7 @@ def show(
             return
         experiment = build(row, scale, given)
         title = f"{row} at scale {scale}"
-        if named := setting_arguments(typed_overrides(given)):
+        if named := setting_arguments(typed_overrides(given, settings)):
             title += f" with {shlex.join(named)}"
         folder = run_folder(runs, scale, row, experiment.seed, overrides_of(row, scale, experiment))
         cache = runs / "cache"

@@ -2,10 +2,10 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -14,12 +14,13 @@ from experiments.cli.settings import (
     Allow,
     ConfigFile,
     DryRun,
+    GridPoint,
     Restart,
     Runs,
     Settings,
     Start,
     given_changes,
-    grid_points,
+    given_points,
 )
 from experiments.cli.train import job_count, train_unfinished
 from experiments.console import RUNS, print_line
@@ -27,10 +28,11 @@ from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import (
-    check_overrides_are_read,
+    NO_SETTINGS,
     effective_overrides,
     overrides_of,
     short_name,
+    start_changes,
     typed_overrides,
 )
 from experiments.study.paths import check_runs, with_overrides
@@ -108,7 +110,7 @@ def sweep(
     scale, seeds = default_scale_and_seeds(tables_of(rows), scale, seeds)
     changes = given_changes([row.name for row in rows], scale, settings, config, start, runs)
     options = Options(scale, runs, allow, start, tools)
-    train_rows(pattern, seeds, changes, options, jobs, grid, dry_run)
+    train_rows(pattern, seeds, changes, options, jobs, grid, dry_run, settings)
 
 
 def default_scale_and_seeds(found: Sequence[Table], scale: str | None, seeds: int | None) -> tuple[str, int]:
@@ -144,18 +146,20 @@ def train_rows(
     jobs: int = 1,
     grid: Sequence[str] = (),
     dry_run: bool = False,
+    settings: Mapping[str, Any] = NO_SETTINGS,
 ) -> None:
     """Train all rows that match and have not finished, with ``changes`` to each, then write the report.
 
     jobs: runs in parallel; 0 chooses, as in ``sweep``.
+    settings: those of ``changes`` that were given as options.
     """
     if seeds < 1:
         raise SettingError(f"--seeds {seeds} should be at least 1")
-    points = grid_points(grid)
-    if any("seed" in each for each in (changes, *points)):
-        raise SettingError("seed: a sweep takes --seeds N, and trains seeds 0 to N - 1")
     check_runs(options.runs)
     names = [row.name for row in find_buildable(pattern)]
+    points = given_points(names, options.scale, grid, changes, settings, options.start, options.runs)
+    if any("seed" in point.changes for point in points):
+        raise SettingError("seed: a sweep takes --seeds N, and trains seeds 0 to N - 1")
     for row in (row for row in find(pattern) if row.needs):
         print_line(f"left out: {needs_text(row)}")
     for name in names:
@@ -164,12 +168,10 @@ def train_rows(
             and (same := canonical_row(name, options.scale)) != name
         ):
             print_line(f"{name} is the same experiment as {same} at this scale; they share their runs")
-    for point in points:
-        check_overrides_are_read([build(name, options.scale, changes | point) for name in names], point)
     compared = compared_experiments(pattern, points, changes, options.scale)
     wanted = wanted_runs(compared, seeds, options)
     if grid:
-        wanted = [run._replace(label=grid_label(run, list(points[0]))) for run in wanted]
+        wanted = [run._replace(label=grid_label(run, list(points[0].values))) for run in wanted]
     wanted = without_equal_rows(wanted, options.scale)
     count = job_count(jobs, wanted)
     if dry_run:
@@ -186,7 +188,7 @@ def train_rows(
     found = tables_of(find(pattern))
     if grid:
         found = grid_tables(pattern, options.scale, points, changes)
-    command = shlex.join(sweep_argv(pattern, seeds, changes, options, grid))
+    command = shlex.join(sweep_argv(pattern, seeds, changes, options, grid, settings))
     try:
         with registered(variant_rows(found, options.scale)):
             overrides = {} if grid else changes
@@ -199,14 +201,14 @@ def train_rows(
 
 
 def compared_experiments(
-    pattern: str, points: Sequence[Overrides], changes: Overrides, scale: str
+    pattern: str, points: Sequence[GridPoint], changes: Overrides, scale: str
 ) -> list[tuple[str, Experiment]]:
     """Return (row, experiment) of all rows that match at each point of the grid, then of their baselines.
 
-    Of ``changes`` and the points each row has those that it reads.
+    Each row gets only those changes and grid values that it reads. The baselines get ``changes`` alone.
     """
     names = [row.name for row in find_buildable(pattern)]
-    overrides = [(name, changes | point) for name in names for point in points]
+    overrides = [(name, point.changes) for name in names for point in points]
     overrides += [(name, changes) for name in dict.fromkeys(map(baseline_of, names))]
     return [(name, build(name, scale, effective_overrides(name, scale, given))) for name, given in overrides]
 
@@ -240,16 +242,16 @@ def without_equal_rows(wanted: Sequence[RowRun], scale: str) -> list[RowRun]:
     return [run for run in wanted if first[run.experiment] == run.title]
 
 
-def grid_tables(pattern: str, scale: str, points: Sequence[Overrides], changes: Overrides) -> list[Table]:
+def grid_tables(pattern: str, scale: str, points: Sequence[GridPoint], changes: Overrides) -> list[Table]:
     """Return a table for each table with matching rows: its baseline, then each row at each grid point."""
-    rows, settings = find_buildable(pattern), list(points[0])
+    rows, settings = find_buildable(pattern), list(points[0].values)
     found = []
     for table in tables_of(rows):
         baseline = row_with(find_one(table.baseline), scale, changes)
         new = {baseline.name: baseline}
         for row in (row for row in table.rows if row in rows):
             for point in points:
-                each = row_with(row, scale, changes | point)
+                each = row_with(row, scale, point.changes)
                 new[each.name] = each
         varied = "-".join(map(short_name, settings)).replace(".", "-")
         found.append(
@@ -276,7 +278,7 @@ def row_with(row: Row, scale: str, changes: Overrides) -> Row:
     experiment = build(row.name, scale, effective_overrides(row.name, scale, changes))
     given = overrides_of(row.name, scale, experiment)
     suffix = with_overrides(row.key, given).removeprefix(row.key)
-    return override_row(row, given, suffix) if given else row
+    return override_row(row, start_changes(experiment) | given, suffix) if given else row
 
 
 def grid_label(run: RowRun, settings: Sequence[str]) -> str:
@@ -285,10 +287,10 @@ def grid_label(run: RowRun, settings: Sequence[str]) -> str:
     return ", ".join([run.name, *(f"{short_name(path)}={shown_value(values[path])}" for path in settings)])
 
 
-def grid_axis(points: Sequence[Overrides]) -> Axis | None:
+def grid_axis(points: Sequence[GridPoint]) -> Axis | None:
     """Return the x axis of the plot of a grid, or None unless it varies a single numeric setting."""
-    settings = {path for point in points for path in point}
-    values = [value for point in points for value in point.values()]
+    settings = {path for point in points for path in point.values}
+    values = [value for point in points for value in point.values.values()]
     if len(settings) != 1 or any(isinstance(value, bool | str | tuple) or value is None for value in values):
         return None
     (path,) = settings
@@ -296,11 +298,19 @@ def grid_axis(points: Sequence[Overrides]) -> Axis | None:
 
 
 def sweep_argv(
-    pattern: str, seeds: int, changes: Overrides, options: Options, grid: Sequence[str] = ()
+    pattern: str,
+    seeds: int,
+    changes: Overrides,
+    options: Options,
+    grid: Sequence[str] = (),
+    settings: Mapping[str, Any] = NO_SETTINGS,
 ) -> list[str]:
-    """Return the command line that repeats this sweep, which its report records."""
+    """Return the command line that repeats this sweep, which its report records.
+
+    settings: those of ``changes`` that were given as options.
+    """
     words = ["lm", *plugin_arguments(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
-    words += setting_arguments(typed_overrides(changes))
+    words += setting_arguments(typed_overrides(changes, settings))
     words += ["--start", options.start] if options.start else []
     words += ["--runs", str(options.runs)] if options.runs != RUNS else []
     return [*words, *(["--grid", *grid] if grid else [])]

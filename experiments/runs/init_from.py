@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from experiments.runs import provenance
@@ -28,7 +28,7 @@ from experiments.runs.vocabulary import FOLDER, UNKNOWN, store_vocabulary, store
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment, StartConfig
 from experiments.study.names import STARTS_FOLDER
-from experiments.study.overrides import start_changes
+from experiments.study.overrides import ADAPTED, NO_SETTINGS, start_changes
 from experiments.study.paths import check_runs
 from experiments.study.settings_diff import result_settings
 from lm.config.base import SettingError, changes, nearest
@@ -49,9 +49,6 @@ DIGITS = 16  # of a digest in the name of a start
 CONFIG = "config.json"
 HUB_NAME = "hub.txt"  # in the folder of a start: its name on the hub, if it is known
 HUB_CACHE = "models--"  # how the hub's cache calls the folder of a model: models--OWNER--NAME
-# settings of a model that may differ from those of the checkpoint that it starts from
-ADAPTED = ("architecture", "cross_attention.kind", "cross_attention.positions")
-NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 def overrides_of_start(where: str, runs: Path, settings: Mapping[str, Any] = NO_SETTINGS) -> Overrides:

@@ -1,8 +1,9 @@
 """Settings on top of a row's: given on the command line, or those of a checkpoint that it starts from."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from experiments.study.changes import Overrides
@@ -19,8 +20,13 @@ OF_TRAINING = (
     *("compile.layers", "compile.remat", "compile.saved", "compile.offloaded"),
     "compile.loss_chunks",
 )
+# settings of a model that may differ from those of the checkpoint, whose weights are then converted
+ADAPTED = ("architecture", "cross_attention.kind", "cross_attention.positions")
+# options of --start itself: with these settings the checkpoint is converted, or gives some of its layers
+OF_START = tuple(f"model.{path}" for path in (*ADAPTED, "num_encoder_layers", "num_decoder_layers"))
 # settings of data that it takes over from the checkpoint
 OF_VOCABULARY = ("vocabulary", "vocabulary_texts", "vocabulary_size", "unknown", "sentinels")
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
 def overrides_of(name: str, scale: str, experiment: Experiment) -> Overrides:
@@ -59,9 +65,14 @@ def explicit_overrides(changes: Overrides) -> Overrides:
     return {path: new for path, new in changes.items() if not (is_started and follows(path, new))}
 
 
-def typed_overrides(changes: Overrides) -> Overrides:
-    """Return the explicit changes that a command line gives as settings: not the start, set by --start."""
-    return {path: new for path, new in explicit_overrides(changes).items() if path != "start.model"}
+def typed_overrides(changes: Overrides, options: Mapping[str, Any] = NO_SETTINGS) -> Overrides:
+    """Return the explicit changes that a command line gives as settings: not the start, set by --start.
+
+    options: the settings that were given as options. Of the shape of a checkpoint, which is not explicit,
+    those that convert it or leave layers out are returned too.
+    """
+    typed = {path: new for path, new in explicit_overrides(changes).items() if path != "start.model"}
+    return typed | {path: new for path, new in options.items() if path in OF_START}
 
 
 def short_name(path: str) -> str:
