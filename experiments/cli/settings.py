@@ -254,7 +254,8 @@ def given_changes(
 ) -> Overrides:
     """Return what a command line changes in rows: by --start, by --config, and by options, which win.
 
-    A teacher is named as it is typed, and then has the name of its copy below ``runs``.
+    An option may name a teacher by any folder, run or hf:NAME, as --start does: the change is the name of its
+    copy below ``runs``. A file of settings names that copy.
 
     SettingError for a setting that none of the rows reads, or that contradicts the checkpoint to start from.
     """

@@ -7,7 +7,7 @@ import published
 import pytest
 from small_runs import runs
 
-from experiments.cli.settings import TEACHER, given_changes
+from experiments.cli.settings import TEACHER, given_changes, given_points
 from experiments.runs import provenance
 from experiments.runs.run import Run
 from experiments.runs.stages import stages, stages_of
@@ -62,6 +62,14 @@ def test_a_teacher_is_named_by_its_files_and_is_part_of_what_a_stage_is_trained_
     lengths = SimpleNamespace(lengths=found[0].lengths)
     inputs = SimpleNamespace(batches={found[0].name: lengths})
     assert found[0].step_flops(inputs) > found[-1].step_flops(inputs)  # the teacher's forward pass
+
+
+def test_the_teachers_of_a_grid_are_named_as_by_the_option(runs, bert):
+    other = published.write("bert", runs / "other", seed=1, vocab_size=512)
+    points = given_points([ROW], "tiny", [f"{TEACHER}={bert},{other}"], {}, {}, "", runs)
+    assert [build(ROW, "tiny", PRETRAINED | point.changes) for point in points] == [
+        taught(runs, teacher) for teacher in (bert, other)
+    ]
 
 
 @pytest.mark.parametrize(
