@@ -199,26 +199,33 @@ def show_diff(row: str, scale: str, given: Overrides, others: Sequence[str], to:
 def training_rows(name: str, experiment: Experiment) -> tuple[int, int, int]:
     """Return the length of the inputs and the targets of a row's sequences, and its tokens of pre-training.
 
-    Tokens are those of all sequences, padding included; 0 without pre-training. A decoder's sequences have no
-    inputs, an encoder's no targets. The steps of the start are not counted.
+    The lengths are those of the last phase of pre-training. Tokens are those of all sequences of all phases,
+    padding included; 0 without pre-training. A decoder's sequences have no inputs, an encoder's no targets.
+    The steps of the start are not counted, and of an ensemble one member is.
     """
     from experiments.runs.kinds.network import NetworkStage  # with jax
     from experiments.runs.stages import stages
     from lm.data.packing import row_length
+
+    def sequence_lengths(stage: NetworkStage, model: ModelConfig) -> tuple[int, int]:
+        inputs = stage.lengths.inputs if model.has_encoder else 0
+        targets = row_length(model.architecture, stage.lengths) if model.has_decoder else 0
+        return inputs, targets
 
     networks = [each for each in stages(experiment) if isinstance(each, NetworkStage) and each.has_model]
     if not networks:
         raise SettingError(
             f"--costs: {name} counts its text (counts.model={experiment.counts.model!r}) and has no matrices"
         )
-    model = experiment.model
     own = [stage for stage in networks if stage.is_pretraining and stage.is_compared]
-    stage = (own or networks)[0]
-    inputs = stage.lengths.inputs if model.has_encoder else 0
-    targets = row_length(model.architecture, stage.lengths) if model.has_decoder else 0
-    if not own:
-        return inputs, targets, 0
-    return inputs, targets, stage.training.steps * stage.training.batch_size * (inputs + targets)
+    last = (own or networks)[0]
+    inputs, targets = sequence_lengths(last, experiment.model)
+    tokens = 0
+    for stage in networks:
+        if stage.is_pretraining and not stage.is_start and stage.member == last.member:
+            length = sum(sequence_lengths(stage, stage.settings.model))
+            tokens += stage.num_steps * stage.training.batch_size * length
+    return inputs, targets, tokens
 
 
 def show_costs(

@@ -14,9 +14,10 @@ from small_models import TINY
 
 from experiments.__main__ import dispatch
 from experiments.cli.dry_run import step_cost
-from experiments.cli.show import binary
+from experiments.cli.show import binary, training_rows
 from experiments.console import CONSOLE
 from experiments.runs.stages import stages
+from experiments.study.experiment import PretrainingPhase
 from experiments.study.registry import build
 from lm.batch import Batch, Side
 from lm.config.base import changes
@@ -26,6 +27,7 @@ from lm.nn.elmo import BidirectionalLM
 from lm.nn.layers import num_parameters
 from lm.nn.presets import PRESETS, row_lengths
 from lm.nn.transformer import Transformer
+from lm.objectives.denoising import OBJECTIVES
 from lm.train.flops import cache_bytes, costs, expert_parameters, longest_row, peak_flops, step_flops
 
 KIB = 1024
@@ -283,6 +285,21 @@ def test_a_model_of_sentences_needs_a_length(capsys):
     assert row_lengths("transformer-base", PRESETS["transformer-base"]) is None
     assert dispatch(["show", "transformer-base", "--costs"]) == 2
     assert "--length should be given: transformer-base was trained on sentences" in capsys.readouterr().err
+
+
+def test_each_phase_of_pre_training_counts_the_tokens_of_its_own_sequences():
+    def tokens(**pretraining):
+        return training_rows("row", build("t5/1-baseline/baseline", "nano", pretraining))[2]
+
+    prefix_lm, half = OBJECTIVES["prefix-lm"], 0.5
+    before = PretrainingPhase(half, prefix_lm)
+    phases = tokens(**{"pretraining.phases": (before,)})
+    alone = tokens(), tokens(objective=prefix_lm)
+    assert alone[0] != alone[1] and phases == half * sum(alone)
+    as_encoder = PretrainingPhase(half, OBJECTIVES["masked-lm"], "bidirectional")
+    gpt = build("gpt/base", "nano", {"pretraining.phases": (as_encoder,)})
+    steps, batch, length = gpt.pretraining.steps, gpt.pretraining.batch_size, gpt.data.inputs_length
+    assert training_rows("gpt/base", gpt) == (0, length, steps * batch * length)
 
 
 def test_a_rows_tokens_are_those_of_its_pre_training_and_the_ratio_is_count_over_6_n(monkeypatch, capsys):
