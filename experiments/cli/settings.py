@@ -399,7 +399,7 @@ def grid_points(grid: Sequence[str]) -> list[Overrides]:
         path, equals, values = text.partition("=")
         path = path.removeprefix("--").replace("-", "_")
         kinds = dict(types_of(Experiment))
-        if not equals or not values:
+        if not equals or not values.strip(","):
             raise SettingError(
                 f"--grid {text!r} should be SETTING=VALUE,VALUE, such as model.mlp.d_ff=128,256"
             )

@@ -257,6 +257,12 @@ def test_a_grid_has_every_combination_and_values_of_several_elements():
         grid_points(["model.dropout=0", "model.dropout=0.1"])
 
 
+@pytest.mark.parametrize("text", ["model.dropout", "model.dropout=", "model.dropout=,", "model.dropout=,,"])
+def test_a_grid_without_values_is_refused_with_the_form_of_one(text):
+    with pytest.raises(SettingError, match=f"--grid '{text}' should be SETTING=VALUE,VALUE, such as"):
+        grid_points([text])
+
+
 @pytest.mark.parametrize("values", ["'a", 'a,"b', "it's", "a\\"])
 def test_a_quote_in_a_grid_that_does_not_end_is_named(values):
     with pytest.raises(SettingError, match=r"--grid data\.corpus: .* cannot be split .*; close the quote"):
