@@ -5,6 +5,7 @@ from math import inf
 
 # The exit codes of `lm` (experiments/processes/exit_codes.py), of which this package imports nothing.
 DONE, FAILED, BAD_SETTINGS, NOT_FINITE, AGAIN, INTERRUPTED = 0, 1, 2, 3, 42, 130
+TERMINATED = 143  # a process that SIGTERM ended; the launcher sends it to all once one has ended
 HOPELESS = (BAD_SETTINGS, NOT_FINITE, INTERRUPTED)  # started again, the run would end in the same way
 
 # States of a queued resource (Cloud TPU API v2, QueuedResourceState.State); PREEMPTED is a node's. The
@@ -81,7 +82,7 @@ def pause(failures: int, first: float) -> float:
 def worst(codes: list[int]) -> int:
     """Return the exit code of several processes that explains why they ended: a cause, not a consequence."""
     codes = [128 - code if code < 0 else code for code in codes]  # -15: killed by signal 15
-    rank = {NOT_FINITE: 0, BAD_SETTINGS: 0, INTERRUPTED: 2, AGAIN: 3, DONE: 4}
+    rank = {NOT_FINITE: 0, BAD_SETTINGS: 0, INTERRUPTED: 2, AGAIN: 3, TERMINATED: 3, DONE: 4}
     return min(codes, key=lambda code: (rank.get(code, 1), code))
 
 
@@ -89,7 +90,10 @@ def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     """Return the next action, from the outcome of this one."""
     if state.action == "delete":
         return _deleted(state, outcome)
-    if outcome.stopped:
+    is_finished = (
+        state.action == "start" and outcome.code == DONE
+    )  # a signal that comes later changes nothing
+    if outcome.stopped and not is_finished:
         return state.give_up(INTERRUPTED, "interrupted")
     if state.action == "describe":
         return _described(state, outcome, limits)

@@ -144,6 +144,17 @@ def test_a_slice_that_was_had_is_asked_for_again_in_its_zone():
         assert (lost.action, lost.after_deletion, lost.next_zone, lost.failures) == ("delete", "create", 1, 0)
 
 
+def test_a_run_that_is_done_when_a_signal_comes_has_ended_well():
+    running = SliceState(action="start", owned=True, seen=True, ready=True)
+    for code, due in ((0, 0), (1, 130), (42, 130)):
+        ended = step(running, Outcome(code=code, stopped=True), Limits())
+        assert (ended.action, ended.after_deletion) == ("delete", "end")
+        assert step(ended, Outcome(stopped=True), Limits()).code == due
+    for action in ("describe", "create", "set up"):
+        state = SliceState(action=action, owned=True)
+        assert step(state, Outcome(stopped=True), Limits()).code == 130
+
+
 def test_a_group_that_will_get_no_machines_ends_with_the_reason(stage, capsys):
     refused = stage.group("", "", "", "", action="CREATING", fault="QUOTA_EXCEEDED")
     stage.record(describe=[stage.absent, refused])

@@ -34,6 +34,9 @@ SLURM = ["slurm", ROW, "--time=1:00:00", "--nodes=2", "--gpus-per-node=4", "--sc
         ([3, 1], 3),
         ([42, 2], 2),
         ([130, 42], 130),
+        ([42, -15], 42),
+        ([1, -15], 1),
+        ([-15, -15], 143),
     ],
 )
 def test_of_several_exit_codes_the_cause_is_told(codes, tells):
