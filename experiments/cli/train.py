@@ -283,9 +283,9 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
                     name_run(options.runs, short, run.folder)
 
         if broadcast_from_first(lambda: read_result(run.folder) is not None):
-            name_it()
             broadcast_from_first(lambda: check_settings(experiment, run.folder))
             broadcast_from_first(lambda: check_data(run, options, reporter.say))
+            name_it()
             reporter.say(f"already finished: {run.folder}")
             if note := other_modules_note(map(read_result, [run.folder])):
                 reporter.say(note)

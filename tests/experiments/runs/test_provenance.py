@@ -273,6 +273,16 @@ def test_of_a_finished_run_whose_text_is_another_it_is_said_which(written, split
     assert capsys.readouterr().out.count("already finished") == 2
 
 
+def test_a_finished_run_that_is_refused_gets_no_name(written):
+    home, experiment, *_ = written
+    runs = home / "runs"
+    with changed(home / "text" / "train.txt", "other words " * 50), pytest.raises(SettingError):
+        train_row(ROW, experiment, Options("written", runs), check=False, run_name="refused")
+    assert not (runs / "refused").exists()
+    train_row(ROW, experiment, Options("written", runs), check=False, run_name="accepted")
+    assert (runs / "accepted").exists()
+
+
 def test_held_out_text_that_is_replaced_while_a_run_is_unfinished_is_noticed(written):
     home, experiment, _, place = written
     before = provenance.read(place)
