@@ -52,21 +52,22 @@ def fits_one_core(experiment: Experiment) -> bool:
 def job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
     """Return how many runs to train at once.
 
-    Raises SettingError if ``jobs`` asks for several where a device other than CUDA's trains, or where there
-    are several processes.
+    Raises SettingError if ``jobs`` asks for several where an accelerator other than a CUDA GPU trains, or
+    where there are several processes. With JAX_PLATFORMS=cpu no accelerator trains.
     """
     if jobs < 0:
         raise SettingError(f"--jobs {jobs} should be at least 1, or 0 for as many as is best")
     if jobs == 1:
         return 1
     small = sum(fits_one_core(run.experiment) for run in wanted)
-    if not jobs and 2 * small < len(wanted):  # a few large rows among small ones do not count
+    if not jobs and 2 * small < len(wanted):  # all cores to each run, unless half of the runs are small
         return 1
     several = (process_count(os.environ) or 1) > 1
-    if not several and (not has_accelerator() or jobs and visible_gpus()):
+    on_cpu = os.environ.get("JAX_PLATFORMS") == "cpu" or not has_accelerator()
+    if not several and (on_cpu or jobs and visible_gpus()):
         return jobs or cores()
     if jobs:
-        where = "on devices other than CUDA's"
+        where = "on accelerators other than CUDA GPUs"
         if several:
             where = "of several processes (LM_PROCESSES, Slurm, Open MPI)"
         raise SettingError(f"--jobs {jobs}: a sweep {where} trains one run at a time; leave --jobs out")

@@ -132,6 +132,7 @@ def test_a_run_that_would_wait_for_another_is_begun_after_those_that_need_not():
 def test_jobs_are_refused_where_a_device_or_another_process_trains(monkeypatch):
     from experiments.cli import train
 
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     monkeypatch.setattr(train, "cores", lambda: 4)
     monkeypatch.setattr(train, "has_accelerator", lambda: False)
 
@@ -144,8 +145,11 @@ def test_jobs_are_refused_where_a_device_or_another_process_trains(monkeypatch):
     monkeypatch.setattr(train, "has_accelerator", lambda: True)
     monkeypatch.setattr(train, "visible_gpus", list)
     assert train.job_count(0, nano) == 1
-    with pytest.raises(SettingError, match="--jobs 2: a sweep on devices other"):
+    with pytest.raises(SettingError, match="--jobs 2: a sweep on accelerators other"):
         train.job_count(2, nano)
+    with monkeypatch.context() as told:
+        told.setenv("JAX_PLATFORMS", "cpu")
+        assert [train.job_count(jobs, nano) for jobs in (0, 2)] == [4, 2]
     monkeypatch.setattr(train, "visible_gpus", lambda: ["0"])
     assert [train.job_count(jobs, nano) for jobs in (0, 2)] == [1, 2]
     for name, value in {"COORDINATOR": "localhost:1", "PROCESSES": "2", "PROCESS": "0"}.items():
