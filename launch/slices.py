@@ -183,8 +183,9 @@ def _act(
     for number, (command,) in enumerate(commands):
         outcome = gcloud.call(command)
         if outcome.code:
-            is_there = number == len(commands) - 1 and "already exists" in outcome.message
-            if len(commands) > 1 and not is_there:  # parts, also those that an earlier launch has left
+            last_already_exists = number == len(commands) - 1 and "already exists" in outcome.message
+            if len(commands) > 1 and not last_already_exists:
+                # delete the parts created so far, including leftovers of an earlier launch
                 with suppress(OSError):
                     _delete(row.request.name, row.commands("delete", zone, "", ()))
             return replace(outcome, state=""), ()

@@ -17,7 +17,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from experiments.cli import COMMANDS, HELP_OPTIONS
-from experiments.cli.settings import HELP_DEFAULTS, NAMED, TYPES, help_defaults, settings_among
+from experiments.cli.settings import HELP_DEFAULTS, OPTION_PATHS, TYPES, help_defaults, settings_among
 from experiments.cli.synonyms import hints
 from experiments.processes.restart import print_line
 from experiments.study.registry import REGISTRY, TABLES
@@ -68,7 +68,7 @@ def _understood_or_hints(words: Sequence[str], understand: Callable[[], Any], na
     with. All settings, which take it a third of a second, are needed for its error alone.
     """
     error = io.StringIO()
-    token = NAMED.set(settings_among(words))
+    token = OPTION_PATHS.set(settings_among(words))
     try:
         with redirect_stderr(io.StringIO()):
             return understand()
@@ -76,7 +76,7 @@ def _understood_or_hints(words: Sequence[str], understand: Callable[[], Any], na
         if not end.code:
             raise
     finally:
-        NAMED.reset(token)
+        OPTION_PATHS.reset(token)
     try:
         with redirect_stderr(error):
             return understand()

@@ -73,7 +73,7 @@ CHANGED_OFTEN = (  # the settings that people change first, which --help lists
 # {path: value} whose settings and defaults the help lists; None where a command line is parsed, not explained
 HELP_DEFAULTS: ContextVar[Mapping[str, Any] | None] = ContextVar("HELP_DEFAULTS", default=None)
 # paths of the settings that are options; None for all, which take tyro a third of a second
-NAMED: ContextVar[Collection[str] | None] = ContextVar("NAMED", default=None)
+OPTION_PATHS: ContextVar[Collection[str] | None] = ContextVar("OPTION_PATHS", default=None)
 TEACHER = "distillation.teacher"  # the setting that names a model, as --start does
 TABLES_VALUE = "the table's"  # shown for a setting whose default is another one in each table, or row
 TYPES = ConstructorRegistry()
@@ -97,7 +97,7 @@ def options_type(paths: Iterable[str] | None = None) -> Any:
     """
     types, descriptions = dict(types_of(Experiment)), setting_descriptions(Experiment)
     defaults = HELP_DEFAULTS.get()
-    chosen = next(some for some in (paths, defaults, NAMED.get(), types) if some is not None)
+    chosen = next(some for some in (paths, defaults, OPTION_PATHS.get(), types) if some is not None)
     keys = {}
     for path in chosen:
         text = descriptions.get(path, "")

@@ -115,7 +115,7 @@ def show(
     elif costs:
         from lm.nn.electra import generator_of  # with jax
 
-        inputs, targets, own_tokens = training_rows(row, experiment)
+        inputs, targets, own_tokens = sequence_lengths_and_tokens(row, experiment)
         if length is not None:
             inputs = targets = length
             own_tokens = 0  # with other rows, another number
@@ -196,7 +196,7 @@ def show_diff(row: str, scale: str, given: Overrides, others: Sequence[str], to:
         CONSOLE.print(f"{path}: {before} → {after}{f' ({derivation})' * bool(derivation)}", highlight=False)
 
 
-def training_rows(name: str, experiment: Experiment) -> tuple[int, int, int]:
+def sequence_lengths_and_tokens(name: str, experiment: Experiment) -> tuple[int, int, int]:
     """Return the length of the inputs and the targets of a row's sequences, and its tokens of pre-training.
 
     The lengths are those of the last phase of pre-training. Tokens are those of all sequences of all phases,

@@ -35,8 +35,8 @@ from lm.config.base import SettingError
 from lm.devices import has_accelerator, visible_gpus
 from lm.files import write
 
-MEMORY_OF_JAX = 0.9  # share of a GPU's memory, less what CUDA itself needs for each process
-ONE_CORE = 1e11  # between the steps of mini-real (3e10) and small (5e11), which all cores share [FLOP]
+GPU_MEMORY_FRACTION = 0.9  # share of a GPU's memory, less what CUDA itself needs for each process
+MAX_ONE_CORE_STEP_FLOPS = 1e11  # between the steps of mini-real (3e10) and small (5e11)
 
 
 def fits_one_core(experiment: Experiment) -> bool:
@@ -46,7 +46,7 @@ def fits_one_core(experiment: Experiment) -> bool:
 
     length, size = experiment.data.inputs_length, experiment.pretraining.batch_size
     generator = generator_of(experiment.model, experiment.generator_share)
-    return step_flops(experiment.model, size, length, length, generator) < ONE_CORE
+    return step_flops(experiment.model, size, length, length, generator) < MAX_ONE_CORE_STEP_FLOPS
 
 
 def job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
@@ -74,16 +74,16 @@ def job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
     return 1
 
 
-def share_of_gpus(count: int, place: int) -> dict[str, str]:
+def share_of_gpus(count: int, slot: int) -> dict[str, str]:
     """Return the variables that give one of ``count`` processes a GPU, or its part of the memory of one.
 
     Without GPUs there are none. A share of memory that the user has set stays.
     """
     if not (gpus := visible_gpus()):
         return {}
-    share = MEMORY_OF_JAX / ceil(count / len(gpus))
+    share = GPU_MEMORY_FRACTION / ceil(count / len(gpus))
     memory = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{share:.3f}")
-    return {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)], "XLA_PYTHON_CLIENT_MEM_FRACTION": memory}
+    return {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)], "XLA_PYTHON_CLIENT_MEM_FRACTION": memory}
 
 
 def train_unfinished(
@@ -127,7 +127,7 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
         short = run.title.removeprefix(f"{run.name.rpartition('/')[0]}/") if len(tables) == 1 else run.title
         return f"{short} seed {run.experiment.seed}" if has_seeds else short
 
-    def untrained(run: RowRun) -> set[Path]:
+    def unfinished_stage_folders(run: RowRun) -> set[Path]:
         every = stages(run.experiment, run.folder, options.cache)
         return {stage.folder for stage in every if not last_start_finished(stage.folder)}
 
@@ -142,10 +142,10 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
         if run.folder in bars:
             bars.pop(run.folder).close()
 
-    work, shares = partial(_train_in_child, options), partial(share_of_gpus, count)
+    work, gpu_variables = partial(_train_in_child, options), partial(share_of_gpus, count)
     # the last takes two seconds of every run that is scored by ROUGE
     preload = (__name__, "experiments.runs.run", "grain", "rouge_score.rouge_scorer")
-    jobs = Jobs(count, work, untrained, show, end, shares, preload=preload)
+    jobs = Jobs(count, work, unfinished_stage_folders, show, end, gpu_variables, preload=preload)
     codes = jobs.run(todo)
     if jobs.signal is not None:
         reporter.say(f"stopped ({signal.Signals(jobs.signal).name}); run the same command to resume")
@@ -169,13 +169,13 @@ def _train_in_child(options: Options, run: RowRun, send: Callable[[Any], None]) 
 def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
     """Train one run to its end; its exit code. An interruption ends the process and says how to resume."""
     try:
-        return train_or_refuse(run, options, reporter)
+        return train_or_raise(run, options, reporter)
     except SettingError as error:
         reporter.complain(_failure(run, error))
         return EXIT_CODES["bad settings"]
 
 
-def train_or_refuse(
+def train_or_raise(
     run: RowRun, options: Options, reporter: Reporter, begin: Callable[[], object] = lambda: None
 ) -> int:
     """The same, but for a SettingError, which is raised; ``begin`` is called when all checks have passed."""
@@ -208,7 +208,7 @@ def train_or_refuse(
         reason = f"{location_in_study(error)}{type(error).__name__}: {error}"
         if isinstance(error, OSError):
             reason = f"{error}. Fix that and run the same command: it resumes from the newest checkpoint"
-        reporter.complain(_failure(run, f"{reason}{_saved(trace, run.folder)}"))
+        reporter.complain(_failure(run, f"{reason}{_write_traceback(trace, run.folder)}"))
         return EXIT_CODES["failed"]
     seconds = duration(time.perf_counter() - began)
     reporter.say(f"{_name_and_seed(run)}: {scores} ({seconds})")
@@ -235,7 +235,7 @@ def _name_and_seed(run: RowRun) -> str:
     return f"{run.title} seed {run.experiment.seed}"
 
 
-def _saved(trace: str, folder: Path) -> str:
+def _write_traceback(trace: str, folder: Path) -> str:
     """Write an error's trace; a line that says where, empty if the trace cannot be written either."""
     import jax
 
@@ -292,7 +292,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
                 reporter.say(note)
             say_ending()
             return
-        code = train_or_refuse(run, options, reporter, name_it)
+        code = train_or_raise(run, options, reporter, name_it)
         if code:
             reporter.say(f"run: {run.folder}")
         elif jax.process_index() == 0:

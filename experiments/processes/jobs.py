@@ -37,11 +37,11 @@ class Jobs(Generic[Job]):
     """Does jobs in up to ``count`` processes at once; one that fails leaves the others.
 
     work: a function of a module; it gets a job and a function that sends something to ``show``.
-    makes: returns what a job would make and others may need too, such as the stages that rows share. A job
+    outputs: returns what a job would make and others may need too, such as the stages that rows share. A job
     that would make nothing that another is making is started first.
     show: gets a job and what its process sent.
     end: gets a job that has ended and, if its process died, by what.
-    variables: returns the environment variables of a process by its place, of ``count``, from 0.
+    variables: returns the environment variables of a process by its slot, of ``count``, from 0.
     preload: modules that the server imports, once for all processes.
     """
 
@@ -49,14 +49,14 @@ class Jobs(Generic[Job]):
         self,
         count: int,
         work: Work[Job],
-        makes: Callable[[Job], Collection[Any]],
+        outputs: Callable[[Job], Collection[Any]],
         show: Callable[[Job, Any], None],
         end: Callable[[Job, str | None], None],
-        variables: Callable[[int], Mapping[str, str]] = lambda place: {},
+        variables: Callable[[int], Mapping[str, str]] = lambda slot: {},
         preload: Sequence[str] = (),
     ):
         self.count, self.work, self.preload = count, work, preload
-        self.makes, self.show, self.end, self.variables = makes, show, end, variables
+        self.outputs, self.show, self.end, self.variables = outputs, show, end, variables
         self.children: dict[int, Child] = {}  # at work, by the numbers of their jobs
         self.signal: int | None = None  # the last that asked to end
 
@@ -86,13 +86,13 @@ class Jobs(Generic[Job]):
 
     def choose(self, jobs: Sequence[Job], waiting: Sequence[int]) -> int:
         """Return the first ``waiting`` number, if possible of a job that need not wait for another."""
-        being_made = {made for number in self.children for made in self.makes(jobs[number])}
-        free = (number for number in waiting if not being_made.intersection(self.makes(jobs[number])))
+        being_made = {made for number in self.children for made in self.outputs(jobs[number])}
+        free = (number for number in waiting if not being_made.intersection(self.outputs(jobs[number])))
         return next(free, waiting[0])
 
     def _start(self, number: int, job: Job) -> None:
-        place = min({*range(self.count)} - {child.place for child in self.children.values()})
-        self.children[number] = Child(self.work, job, place, self.variables(place))
+        slot = min({*range(self.count)} - {child.slot for child in self.children.values()})
+        self.children[number] = Child(self.work, job, slot, self.variables(slot))
         if self.signal is not None:  # it came before it could be passed on
             self._terminate()
 
@@ -145,14 +145,14 @@ class Child:
     It computes with one thread and has ``variables`` in its environment.
     """
 
-    def __init__(self, work: Work[Job], job: Job, place: int, variables: Mapping[str, str]):
-        self.place = place
+    def __init__(self, work: Work[Job], job: Job, slot: int, variables: Mapping[str, str]):
+        self.slot = slot
         self.is_connected = True  # it has not closed its end of the pipe
         self.has_sent = False  # anything to be shown
         self.receiver, sender = FORKSERVER.Pipe(duplex=False)
         flags = f"{os.environ.get('XLA_FLAGS', '')} {XLA_ONE_THREAD}".strip()
         environment = {**os.environ, **ONE_THREAD, "XLA_FLAGS": flags, **variables}
-        self.process = FORKSERVER.Process(target=_do, args=(work, job, sender, environment))
+        self.process = FORKSERVER.Process(target=_child_main, args=(work, job, sender, environment))
         self.process.start()
         sender.close()  # the process has a copy
 
@@ -194,7 +194,9 @@ def start_server(preload: Sequence[str]) -> None:
                 os.environ[name] = value
 
 
-def _do(work: Work[Job], job: Job, sender: connection.Connection, environment: Mapping[str, str]) -> None:
+def _child_main(
+    work: Work[Job], job: Job, sender: connection.Connection, environment: Mapping[str, str]
+) -> None:
     """In a child: do the job, and exit with its code. SIGINT and SIGHUP stay blocked."""
     os.environ.clear()  # those of the server
     os.environ.update(environment)

@@ -173,8 +173,8 @@ def test_jobs_share_gpus_evenly_and_the_memory_of_each(monkeypatch):
     assert share_of_gpus(5, 0)["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.2"
 
 
-def report_place_and_end(job, send):
-    send(os.environ["PLACE"])
+def report_slot_and_end(job, send):
+    send(os.environ["SLOT"])
     if job == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     while job == "slow" and not Path(os.environ["REPLACED"]).exists():
@@ -182,20 +182,20 @@ def report_place_and_end(job, send):
     return 0
 
 
-def test_a_job_has_the_variables_of_its_place_and_so_has_the_one_that_follows_it(tmp_path, monkeypatch):
-    replaced, places = tmp_path / "replaced", {}
+def test_a_job_has_the_variables_of_its_slot_and_so_has_the_one_that_follows_it(tmp_path, monkeypatch):
+    replaced, slots = tmp_path / "replaced", {}
     monkeypatch.setenv("REPLACED", str(replaced))
     jobs = Jobs(
         2,
-        report_place_and_end,
-        makes=lambda job: (),
-        show=places.__setitem__,
+        report_slot_and_end,
+        outputs=lambda job: (),
+        show=slots.__setitem__,
         end=lambda job, killed: replaced.touch() if job == "next" else None,
-        variables=lambda place: {"PLACE": f"place {place}"},
+        variables=lambda slot: {"SLOT": f"slot {slot}"},
     )
     assert jobs.run(["killed", "slow", "next"]) == [128 + signal.SIGKILL, 0, 0]
-    assert places == {"killed": "place 0", "slow": "place 1", "next": "place 0"}
-    assert "PLACE" not in os.environ
+    assert slots == {"killed": "slot 0", "slow": "slot 1", "next": "slot 0"}
+    assert "SLOT" not in os.environ
 
 
 def test_how_many_runs_train_at_once_follows_from_the_size_of_their_models_at_any_scale(monkeypatch):
