@@ -135,7 +135,7 @@ def run(request: Request, zone: str, members: Sequence[str], line: str) -> list[
 
 
 def delete(request: Request, zone: str) -> list[list[str]]:
-    """Return the commands that delete what ``create`` makes; the first answers when the hosts are gone."""
+    """Return the commands that delete what ``create`` makes; the first returns once the hosts are gone."""
     return deletions(request.name, zone, request.project, request.hosts > 1)
 
 

@@ -330,7 +330,7 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
     """Return the settings in a file that differ from those of any of ``rows``.
 
     The file is TOML or JSON, nested or with dotted names, such as the settings.json of a run. That holds
-    every setting: those that none of ``rows``, with these and ``options``, reads are left out.
+    every setting, so those that no row reads, with these and ``options``, are left out.
     """
     if not path.exists():
         beside = [each.name for each in path.absolute().parent.glob("*") if each.suffix in (".toml", ".json")]

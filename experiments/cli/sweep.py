@@ -224,10 +224,10 @@ def wanted_runs(compared: Sequence[tuple[str, Experiment]], seeds: int, options:
 
 
 def without_equal_rows(wanted: Sequence[RowRun], scale: str) -> list[RowRun]:
-    """Return the runs without those of rows that settings given by hand make the same as another row.
+    """Drop the runs of rows that settings of the command line make the same as another row.
 
-    For example, with steps of pre-training a row without pre-training is the baseline. A baseline stays, else
-    the row that comes first. A line is printed about each that goes.
+    For example, with steps of pre-training a row without pre-training is the baseline. The baseline is kept
+    if it is among them, otherwise the first row; each dropped row is reported.
     """
 
     def is_not_baseline(run: RowRun) -> bool:
@@ -269,9 +269,9 @@ def grid_tables(pattern: str, scale: str, points: Sequence[GridPoint], changes: 
 
 
 def row_with(row: Row, scale: str, changes: Overrides) -> Row:
-    """Return the row with ``changes`` as a row of its own, named like the folder of its runs.
+    """Return a new row with these changes, named like the folder of its runs.
 
-    Changes that the row does not read are ignored; without others the row itself is returned.
+    Changes that the row does not read are ignored; if none remain, the row itself is returned.
     """
     from experiments.report.overrides import override_row
 

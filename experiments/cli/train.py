@@ -40,7 +40,7 @@ MAX_ONE_CORE_STEP_FLOPS = 1e11  # between the steps of mini-real (3e10) and smal
 
 
 def fits_one_core(experiment: Experiment) -> bool:
-    """Return whether a core to each run trains more than cores that share one, by the FLOPs of a step."""
+    """Return whether one run per core trains faster than each run with all cores, by the FLOPs of a step."""
     from lm.nn.electra import generator_of  # with jax
     from lm.train.flops import step_flops
 
@@ -167,7 +167,10 @@ def _train_in_child(options: Options, run: RowRun, send: Callable[[Any], None]) 
 
 
 def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
-    """Train one run to its end; its exit code. An interruption ends the process and says how to resume."""
+    """Train one run to its end and return its exit code.
+
+    An interruption ends the process and says how to resume.
+    """
     try:
         return train_or_raise(run, options, reporter)
     except SettingError as error:
@@ -178,7 +181,7 @@ def train_one(run: RowRun, options: Options, reporter: Reporter) -> int:
 def train_or_raise(
     run: RowRun, options: Options, reporter: Reporter, begin: Callable[[], object] = lambda: None
 ) -> int:
-    """The same, but for a SettingError, which is raised; ``begin`` is called when all checks have passed."""
+    """Do as ``train_one`` does, but raise a SettingError; ``begin`` is called when all checks have passed."""
     from experiments.runs.run import Run, RunDeleted
     from lm.train.runtime.checkpoints import CheckpointError
     from lm.train.runtime.log import NonFiniteLoss
@@ -236,7 +239,7 @@ def _name_and_seed(run: RowRun) -> str:
 
 
 def _write_traceback(trace: str, folder: Path) -> str:
-    """Write an error's trace; a line that says where, empty if the trace cannot be written either."""
+    """Write the traceback to a file; return a line that names the file, or "" if it cannot be written."""
     import jax
 
     path = folder / (f"error-{jax.process_index()}.txt" if jax.process_index() else "error.txt")

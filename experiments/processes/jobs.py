@@ -34,11 +34,12 @@ def cores() -> int:
 
 
 class Jobs(Generic[Job]):
-    """Does jobs in up to ``count`` processes at once; one that fails leaves the others.
+    """Does jobs in up to ``count`` processes at once; a failing job does not stop the others.
 
-    work: a function of a module; it gets a job and a function that sends something to ``show``.
-    outputs: returns what a job would make and others may need too, such as the stages that rows share. A job
-    that would make nothing that another is making is started first.
+    work: a module-level function, since it is pickled; it gets a job and a function that sends something to
+    ``show``.
+    outputs: returns what a job would make and others may need too, such as the stages that rows share. Jobs
+    that share no outputs with running ones are started first.
     show: gets a job and what its process sent.
     end: gets a job that has ended and, if its process died, by what.
     variables: returns the environment variables of a process by its slot, of ``count``, from 0.
@@ -176,8 +177,8 @@ class Child:
 def start_server(preload: Sequence[str]) -> None:
     """Start the server of which all processes are forks, unless it runs; it goes on importing ``preload``.
 
-    It has one thread, and holds signals back. So has each fork: one to the whole process group, such as
-    Ctrl-C, is then for this process alone, which passes it on.
+    It has one thread. It blocks signals, and its forks inherit that: a signal to the whole process group,
+    such as Ctrl-C, reaches only this process, which forwards it.
     """
     forkserver.set_forkserver_preload([*preload])
     resource_tracker.ensure_running()  # else the server's start would, which unblocks signals
