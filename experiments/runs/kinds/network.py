@@ -244,7 +244,7 @@ class NetworkStage(Stage):
             return f"{self.folder} has no checkpoint yet; train the run first"
         return (
             f"{self.folder}, the folder of stage {self.name!r}, is missing: train the run first or, if it "
-            f"was copied, copy the whole folder of runs, or set {CACHE} to the cache in it"
+            f"was copied, copy the whole folder of runs, or name the cache in it by {CACHE}=FOLDER"
         )
 
     def initial_state_from_checkpoint(self, steps: Steps, step: int | None = None) -> State:
