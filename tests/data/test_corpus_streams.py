@@ -349,6 +349,25 @@ def test_what_is_to_be_encoded_ahead_is_what_the_streams_read_first_and_as_much_
         assert [task.shard for task in tasks[:4]] == first
 
 
+def test_the_cost_of_a_corpus_is_estimated_from_several_windows(tmp_path):
+    shards = [InMemoryShard(tuple(WORDS[i::40]), str(i)) for i in range(40)]
+    corpus = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path, 10_000, 4)
+    sampler = CorpusSampler(corpus, 1, 3)
+    # the shard that is read first has characters of three bytes, each a token or several
+    first = sampler.shard_order(0, 0)[0]
+    shards[first] = InMemoryShard(("\N{SNOWMAN}" * 300,) * len(WORDS[first::40]), str(first))
+    corpus = EncodedCorpus(tuple(shards), VOCABULARY, tmp_path, 10_000, 4)
+    true = sum(
+        len(precompute.encode_documents(shard.read(0, 10_000).documents, VOCABULARY).tokens)
+        for shard in shards
+    )
+    estimated = precompute.estimate_cost(CorpusSampler(corpus, 1, 3), None)
+    assert true / 2 < estimated.tokens < 2 * true
+    part = precompute.estimate_cost(CorpusSampler(corpus, 1, 3), estimated.tokens // 2)
+    assert part.tokens == estimated.tokens // 2
+    assert part.bytes_read == pytest.approx(estimated.bytes_read / 2, rel=0.01)
+
+
 @pytest.mark.slow
 def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
     shards = [InMemoryShard(tuple(WORDS[i::8]), str(i)) for i in range(8)]

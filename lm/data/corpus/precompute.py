@@ -16,6 +16,7 @@ from lm.data.corpus.sampler import CorpusSampler
 from lm.data.corpus.token_cache import EncodedCorpus, encode_documents
 
 WINDOWS_PER_TASK = 16
+SAMPLED_WINDOWS = 8  # from which costs are estimated
 CLAIM_TIMEOUT = 1800  # a claim of another machine that was not renewed for so long is void [seconds]
 
 
@@ -67,21 +68,26 @@ def _ranges_of_shards(
 def estimate_cost(sampler: CorpusSampler, tokens: int | None) -> EncodingCost:
     """Estimate the cost of encoding the first ``tokens`` tokens, or all of them if it is None.
 
-    It is extrapolated from the first window of a shard; SettingError if that window has no text.
+    It is extrapolated from SAMPLED_WINDOWS windows, of as many shards as there are. SettingError if they have
+    no text.
     """
-    corpus = sampler.corpus
-    shard = corpus.shards[sampler.shard_order(0, 0)[0]]
+    corpus, order = sampler.corpus, sampler.shard_order(0, 0)
+    num_tokens = bytes_read = bytes_written = 0
     begin = time.process_time()
-    window = shard.read(0, corpus.window_bytes)
-    encoded = encode_documents(window.documents if window else [], corpus.tokenizer)
+    for index in range(SAMPLED_WINDOWS):
+        shard = corpus.shards[order[index * len(order) // SAMPLED_WINDOWS]]
+        num_windows = max(round(shard.size / corpus.window_bytes), 1)
+        window = shard.read(index % num_windows, corpus.window_bytes)
+        encoded = encode_documents(window.documents if window else [], corpus.tokenizer)
+        num_tokens += len(encoded.tokens)
+        bytes_read += min(shard.size, corpus.window_bytes)
+        bytes_written += encoded.tokens.nbytes + 4 * len(encoded.offsets)
     seconds = time.process_time() - begin
-    if not len(encoded.tokens):
-        raise SettingError(f"data.corpus: the first window of {shard.name} has no text")
-    bytes_read = min(shard.size, corpus.window_bytes)
-    bytes_written = encoded.tokens.nbytes + 4 * len(encoded.offsets)
-    total = sum(shard.size for shard in corpus.shards) * len(encoded.tokens) / bytes_read
+    if not num_tokens:
+        raise SettingError(f"data.corpus: the first windows of {corpus.shards[order[0]].name} have no text")
+    total = sum(shard.size for shard in corpus.shards) * num_tokens / bytes_read
     count = total if tokens is None else min(tokens, total)
-    factor = count / len(encoded.tokens)
+    factor = count / num_tokens
     return EncodingCost(
         round(count), round(bytes_read * factor), round(bytes_written * factor), seconds * factor
     )
