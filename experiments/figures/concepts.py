@@ -84,7 +84,7 @@ def _numbers(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class DistancesFigure(FigureSpec):
-    """What position encodings make of the distance of two tokens, before anything is learned."""
+    """Draws what position encodings make of the distance of two tokens, before anything is learned."""
 
     reach: int = 160  # longest distance [tokens]
     heads: int = 8  # heads with ALiBi [heads]

@@ -1,4 +1,4 @@
-"""Whether the order of rows at one scale predicts that at another, for `lm report --against`."""
+"""Compare the order of rows at one scale with that at another, for `lm report --against`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

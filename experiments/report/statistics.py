@@ -317,7 +317,7 @@ def holm_adjust(p: np.ndarray) -> np.ndarray:
 
 
 class SimulatedTests(NamedTuple):
-    """What the tests of a table find, for many simulated pairs of rows.
+    """Holds what the tests of a table find for many simulated pairs of rows.
 
     Both are in standard deviations of the difference of two runs over seeds.
     """

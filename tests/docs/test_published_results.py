@@ -4,6 +4,7 @@ import csv
 import hashlib
 import json
 import re
+import shlex
 import tarfile
 from collections import Counter
 from itertools import combinations
@@ -88,6 +89,22 @@ def test_a_report_on_the_published_runs_is_the_published_one(name, unpacked):
     )
     assert written == published
     assert made.with_suffix(".csv").read_text() == results.with_suffix(".csv").read_text()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_command_of_a_published_report_is_the_one_that_a_reader_types_beside_the_unpacked_runs(name):
+    command = json.loads((DOCS / "results" / f"{name}.json").read_text())["command"]
+    assert shlex.split(command) == [
+        "lm",
+        "report",
+        PUBLISHED[name],
+        "--scale",
+        "mini",
+        "--runs",
+        "runs",
+        "--pictures",
+        "png",
+    ]
 
 
 def test_archives_and_reports_are_published_together():
