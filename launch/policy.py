@@ -52,10 +52,11 @@ class SliceState:
     zone: int = 0  # index of the zone where the slice is, or is asked for
     refused: frozenset[int] = frozenset()  # zones that will not give one
     waited: float = 0.0  # for capacity in this zone [seconds]
-    owned: bool = False  # requested, or to be adopted: it has to be deleted in the end
+    owned: bool = False  # requested by this launch, or to be adopted: it has to be deleted in the end
     seen: bool = False  # since it was requested
     ready: bool = False  # its hosts are set up
-    failures: int = 0  # in a row, of attempts to have the slice and to run on it
+    failures: int = 0  # in a row, of requests for the slice and of attempts to run on it
+    losses: int = 0  # in a row, of slices that were lost before their hosts were set up
     undeleted: int = 0  # deletions in a row that failed
     code: int = 0  # how the last attempt ended
     after_deletion: str = "end"  # the action that follows
@@ -90,6 +91,8 @@ def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     """Return the next action, from the outcome of this one."""
     if state.action == "delete":
         return _deleted(state, outcome)
+    if state.action == "create" and not _already_exists(outcome):
+        state = replace(state, owned=True)  # even if the request failed: it may have arrived
     is_finished = (
         state.action == "start" and outcome.code == DONE
     )  # a signal that comes later changes nothing
@@ -97,9 +100,10 @@ def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
         return state.give_up(INTERRUPTED, "interrupted")
     if state.action == "describe":
         return _described(state, outcome, limits)
+    if outcome.code == DONE and state.action == "set up":
+        return state.go("start", ready=True, code=DONE, losses=0)
     if outcome.code == DONE:
-        following = {"create": "describe", "set up": "start", "start": "delete"}[state.action]
-        return state.go(following, ready=state.action == "set up", code=DONE, after_deletion="end")
+        return state.go({"create": "describe", "start": "delete"}[state.action], code=DONE, after_deletion="end")
     if state.action == "start" and outcome.code in HOPELESS:
         return state.give_up(
             outcome.code, f"the run ended with {outcome.code}; starting it again would not help"
@@ -111,6 +115,11 @@ def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     if failures > limits.restarts or _is_refusal(outcome.message):
         return _refused(state, outcome.message, limits)
     return state.go("describe", pause(failures, 10.0), outcome.message, failures=failures)
+
+
+def _already_exists(outcome: Outcome) -> bool:
+    """Return whether a request failed since there is a slice of this name, perhaps of another launch."""
+    return bool(outcome.code) and "ALREADY EXISTS" in outcome.message.upper().replace("_", " ")
 
 
 def _is_refusal(message: str) -> bool:
@@ -139,7 +148,7 @@ def _described(state: SliceState, outcome: Outcome, limits: Limits) -> SliceStat
             return state.create_anew(state.zone, why, failures=0)
         return state.give_up(FAILED, "it was deleted, and not by this launch")
     if outcome.state == ABSENT:
-        return state.go("create", owned=True)
+        return state.go("create")
     # not known just now, or still being deleted by an earlier launch
     if outcome.state not in (*WAITING, *GONE, REFUSED, "ACTIVE"):
         if not state.owned and _is_refusal(outcome.message):
@@ -152,12 +161,12 @@ def _described(state: SliceState, outcome: Outcome, limits: Limits) -> SliceStat
         return _refused(state, outcome.message, limits)
     lost = outcome.state in WAITING and state.ready  # a group that has lost hosts waits for others
     if outcome.state in GONE or lost:  # no failure of ours if we had it
-        failures = 0 if state.ready or state.code else state.failures + 1
+        losses = 0 if state.ready else state.losses + 1
         following = state.zone if state.ready else _next_zone(state, limits)
         why = f"{outcome.state} {outcome.message}".strip()
-        if failures > limits.restarts:
+        if losses > limits.restarts:
             return state.give_up(FAILED, why)
-        return state.create_anew(following, why, failures=failures)
+        return state.create_anew(following, why, failures=0, losses=losses)
     state = replace(state, seen=True, failures=state.failures if state.code else 0)
     if outcome.state in WAITING:
         return _waiting(replace(state, waited=state.waited + outcome.seconds), outcome, limits)
@@ -185,4 +194,4 @@ def _deleted(state: SliceState, outcome: Outcome) -> SliceState:
     if state.after_deletion == "end":
         return state.go("end", owned=False)
     state = replace(state, seen=False, ready=False, code=DONE, waited=0.0, zone=state.next_zone)
-    return state.go("create", pause(state.failures, 10.0))
+    return state.go("create", pause(max(state.failures, state.losses), 10.0))

@@ -69,6 +69,21 @@ def test_a_queued_slice_that_is_taken_away_is_deleted_and_asked_for_again(stage)
             0,
             f"create describe {ATTEMPT} delete",
         ),
+        (
+            {"describe": [ABSENT, "ACTIVE", "PREEMPTED"] + 3 * ["ACTIVE", "PREEMPTED"], "scp": [1]},
+            1,
+            f"describe {'create describe scp describe delete ' * 4}".strip(),
+        ),
+        (
+            {"create": ["ALREADY_EXISTS: Resource 'x'"], "describe": [ABSENT, "PROVISIONING"]},
+            2,
+            "describe create describe",
+        ),
+        (
+            {"create": ["ALREADY_EXISTS: Resource 'x'", 0], "describe": [ABSENT, ABSENT, "ACTIVE"]},
+            0,
+            f"describe create describe create describe {ATTEMPT} delete",
+        ),
         ({"describe": [ABSENT, "FAILED"]}, 1, f"describe {'create describe delete ' * 4}".strip()),
         (
             {"describe": [ABSENT, "ACTIVE", ABSENT], "START": [255]},
@@ -175,8 +190,8 @@ def test_a_group_of_somebody_else_is_not_deleted(stage):
     exists = (1, "", "The resource 'x' already exists")
     stage.record(create_group=[exists], describe=[stage.absent, stage.group(*UP, action="DELETING")])
     stage.send(signal.SIGTERM, when=lambda: stage.calls().count("describe") > 2)
-    launch(*GCE)
-    assert stage.calls().index("describe describe") < stage.calls().index("delete")
+    assert launch(*GCE) == 130
+    assert stage.calls().endswith(f"{ASK} describe describe")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
