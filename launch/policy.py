@@ -103,7 +103,8 @@ def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     if outcome.code == DONE and state.action == "set up":
         return state.go("start", ready=True, code=DONE, losses=0)
     if outcome.code == DONE:
-        return state.go({"create": "describe", "start": "delete"}[state.action], code=DONE, after_deletion="end")
+        following = {"create": "describe", "start": "delete"}[state.action]
+        return state.go(following, code=DONE, after_deletion="end")
     if state.action == "start" and outcome.code in HOPELESS:
         return state.give_up(
             outcome.code, f"the run ended with {outcome.code}; starting it again would not help"
