@@ -401,16 +401,18 @@ class Table:
             if updates < run.updates and None not in values.values():
                 points[updates] = values
         points[run.updates] = {name: run.scores[name] for name in needed}
-        fractions = np.array([*points]) / max(run.updates, 1)
-        start, end = run.file.get("start_flops", 0.0), run.file.get("flops", 0.0)
-        spent = start + (end - start) * fractions
+        spent_after = {0: run.file.get("start_flops", 0.0)}
+        for phase in sorted(map(int, run.file.get("phase_costs", {}))):
+            spent_after[phase] = spent_after[max(spent_after)] + run.file["phase_costs"][str(phase)]["flops"]
+        spent_after[run.updates] = run.file.get("flops", 0.0)
+        spent = np.interp([*points], [*spent_after], [*spent_after.values()])
         if spent[0] <= 0 or not spent[0] * (1 - 1e-6) <= flops <= spent[-1] * (1 + 1e-6):
             return None
         scores = {
             name: float(np.interp(math.log(flops), np.log(spent), [each[name] for each in points.values()]))
             for name in self.data["weights"][group]
         }
-        updates = float(np.interp(flops, spent, run.updates * fractions))
+        updates = float(np.interp(flops, spent, [*points]))
         return self.average(scores, group), updates
 
     def pair(self, a: str, b: str, budget: str, group: str) -> Difference | str:

@@ -246,6 +246,7 @@ def budget_curve(run: Result, metrics: Sequence[Metric], experiment: Experiment)
     """Return a run's scores at all branches that have all ``metrics``, and at the end.
 
     Branches (``tuning.branches``) are intermediate checkpoints of pre-training that were fine-tuned too.
+    Within a phase of pre-training, FLOPs and content tokens are proportional to the updates.
     """
     num_updates = experiment.pretraining.steps
     points: dict[int, dict[str, Mapping[str, Any]]] = {}
@@ -258,15 +259,31 @@ def budget_curve(run: Result, metrics: Sequence[Metric], experiment: Experiment)
         if updates < num_updates and all(metric.value(early) is not None for metric in metrics)
     }
     scores[num_updates] = run_scores(run)
-    fractions = np.array(list(scores)) / max(num_updates, 1)
+    branch_updates = np.array(list(scores), float)
     # The start, a short pre-training that rows share, is spent before the first update of the row's own.
     spent: dict[Budget, np.ndarray] = {
-        "updates": num_updates * fractions,
-        "FLOP": run.start_flops + (run.flops - run.start_flops) * fractions,
-        "content tokens": run.start_tokens + (run.content_tokens - run.start_tokens) * fractions,
+        "updates": branch_updates,
+        "FLOP": _spent_after(branch_updates, num_updates, run, "flops", run.start_flops, run.flops),
+        "content tokens": _spent_after(
+            branch_updates, num_updates, run, "content_tokens", run.start_tokens, run.content_tokens
+        ),
     }
     values = {m.name: np.array([m.value(point) for point in scores.values()], float) for m in metrics}
     return BudgetCurve(spent, values)
+
+
+def _spent_after(
+    updates: np.ndarray, num_updates: int, run: Result, name: str, start: float, total: float
+) -> np.ndarray:
+    """Return the amount that a run has spent after each number of ``updates``, both [P].
+
+    name: "flops" or "content_tokens". start, total: the amounts before the first and after the last update.
+    """
+    points = {0: start}
+    for end in sorted(map(int, run.phase_costs)):
+        points[end] = points[max(points)] + run.phase_costs[str(end)][name]
+    points[num_updates] = total
+    return np.interp(updates, list(points), list(points.values()))
 
 
 # ---- language modeling

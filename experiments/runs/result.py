@@ -61,6 +61,8 @@ class Result:
     parameters: int = 0  # of the model without its heads; of counts, the numbers that are stored
     flops: float = 0.0  # of all pre-training
     start_flops: float = 0.0  # of these, in the start
+    # last update of a phase of pre-training -> "flops" and "content_tokens" of this phase alone
+    phase_costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     scale: Path | None = None  # the folder of the scale; None: where the run's record of its cache says
 
     def __post_init__(self):
@@ -87,6 +89,11 @@ class Result:
                 if not re.fullmatch("[0-9]{1,12}", updates):
                     raise SettingError(f"branches of {task} are not named by a number of updates")
                 _check_task(task, best)
+        for end, costs in _items("phase_costs", self.phase_costs):
+            if not re.fullmatch("[0-9]{1,12}", end) or set(costs) != {"flops", "content_tokens"}:
+                raise SettingError("phase_costs should have flops and content_tokens by number of updates")
+            for name, amount in costs.items():
+                _check_range(f"{name} of a phase", amount, 0, 1e300)
         for each in self.likelihoods:
             _check_likelihood(each)
         for name, count in [

@@ -184,8 +184,8 @@ class Run:
         return {} if stage.parent_step is None else {stage.parent_step: scores}
 
     def _costs(self, inputs: Inputs) -> dict[str, Any]:
-        """Return the size of the model, the FLOPs of pre-training, and its loss on longer sequences."""
-        flops = start_flops = 0.0
+        """Return the size of the model, the FLOPs of each pre-training, and its loss on longer sequences."""
+        flops: dict[str, float] = {}
         length_losses: dict[str, float] | None = None
         count_parameters = 0  # of n-gram models and HMMs, which run instead of a network
         for stage in self.stages:
@@ -193,16 +193,12 @@ class Run:
                 count_parameters += stage.parameters()
             if not isinstance(stage, Pretraining):
                 continue
-            stage_flops = stage.flops(inputs)
-            flops += stage_flops
-            if stage.is_start:
-                start_flops += stage_flops
-            elif stage.is_compared and length_losses is None:  # of several pre-trainings the first
+            flops[stage.name] = stage.flops(inputs)
+            if stage.is_compared and length_losses is None:  # of several pre-trainings the first
                 length_losses = stage.length_losses(inputs, self.mesh)
         return {
             "length_losses": length_losses or {},
             "flops": flops,
-            "start_flops": start_flops,
             "parameters": count_parameters or model_parameters(self.experiment.model),
         }
 

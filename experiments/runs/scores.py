@@ -89,21 +89,33 @@ def total(folder: Path, name: str, first_step: int, until: float = inf) -> float
 def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:
     """Write what the run in ``folder`` scored and cost, and where its stages lie in the folder of its scale.
 
-    ``values``: the ``tasks``, ``branches``, ``length_losses``, ``flops``, ``start_flops`` and ``parameters``.
-    Of several pre-trainings the first is measured.
+    ``values``: the ``tasks``, ``branches``, ``length_losses``, ``parameters``, and as ``flops`` those of each
+    pre-training by its name. Of several pre-trainings the first is measured.
     """
     folders = {stage.name: stage.folder for stage in stages}
     pretrainings = [stage for stage in stages if stage.is_pretraining]
     measured = [stage for stage in pretrainings if stage.is_compared]
     models = measured or [stage for stage in stages if stage.is_count_based]
     content = {stage.name: total(stage.folder, "content_tokens", stage.first_step) for stage in pretrainings}
+    flops: Mapping[str, float] = values["flops"]
+    starts = [stage for stage in pretrainings if stage.is_start]
+    phase_costs: dict[str, dict[str, float]] = {}
+    for stage in pretrainings:
+        if not stage.is_start:
+            # pre-trainings for different tasks have the same phases
+            costs = phase_costs.setdefault(str(stage.training.steps), {"flops": 0.0, "content_tokens": 0})
+            costs["flops"] += flops[stage.name]
+            costs["content_tokens"] += int(content[stage.name])
     result = {
         **values,
         "columns": columns(values["tasks"]),
         **held_out(measured[0].folder if measured else None),
         "likelihoods": likelihoods(models[0].folder, models[0].first_step) if models else [],
+        "flops": sum(flops.values()),
+        "start_flops": sum(flops[stage.name] for stage in starts),
         "content_tokens": int(sum(content.values())),
-        "start_tokens": int(sum(content[stage.name] for stage in pretrainings if stage.is_start)),
+        "start_tokens": int(sum(content[stage.name] for stage in starts)),
+        "phase_costs": phase_costs,
         **cost({stage.folder: stage.first_step for stage in stages}),
         STAGES: {name: os.path.relpath(path.resolve(), scale) for name, path in folders.items()},
         "records": {name: len(records(path)) for name, path in folders.items()},

@@ -15,12 +15,18 @@ def followed(experiment, folder: Path, cache: Path, steps: int = 0) -> tuple[Sta
 
     class Reporter:
         left = steps
+        is_starting = False
+
+        def start(self, *values) -> None:
+            self.is_starting = True
 
         def __getattr__(self, name):
             return lambda *values: None
 
         def advance(self, count: int, detail: str = "") -> None:
-            self.left -= count == 1
+            # a stage begins with the number of steps that earlier attempts did
+            self.left -= count == 1 and not self.is_starting
+            self.is_starting = False
             if steps and self.left < 0:
                 raise Torn
 

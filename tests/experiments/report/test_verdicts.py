@@ -242,6 +242,18 @@ def test_the_start_that_rows_share_counts_as_spent(tmp_path):
     assert growth.spent["updates"].tolist() == [50, 100, 200]
 
 
+def test_branches_have_spent_what_the_phases_before_them_cost(tmp_path):
+    settings = change(build(BASE, "nano"), "pretraining.steps", UPDATES)
+    costs = {
+        "100": {"flops": 7e8, "content_tokens": 900},
+        "200": {"flops": 3e8, "content_tokens": 100},
+    }
+    growth = budget_curve(run(tmp_path, BASE, 0, 1.0, phase_costs=costs), [], settings)
+    assert growth.spent["updates"].tolist() == [50, 100, 200]
+    assert growth.spent["content tokens"].tolist() == [450.0, 900.0, 1000.0]
+    assert growth.spent["FLOP"].tolist() == pytest.approx([3.5e8, 7e8, 1e9])
+
+
 def test_no_column_is_left_out_by_the_scores_of_the_rows_that_are_compared(tmp_path):
     for folder, levels in (
         ("signal", LEVELS),

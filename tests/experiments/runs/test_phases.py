@@ -138,7 +138,7 @@ def test_a_phase_reads_on_where_the_one_before_ended(cache):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [2, 5])
+@pytest.mark.parametrize("steps", [3, 5])
 def test_a_run_that_is_torn_within_and_between_phases_comes_to_what_it_does_without(
     cache, causal_first, steps
 ):
@@ -396,6 +396,10 @@ def test_costs_count_each_step_of_each_phase_once(cache, whole, causal_first):
     lines = [line for stage in pretrained for line in records(stage.folder)]
     learnt = [line["content_tokens"] for line in lines if line["kind"] == "train"]
     assert len(learnt) == 8 and result.content_tokens == pytest.approx(sum(learnt), abs=2)
+    causal, masked = (result.phase_costs[end] for end in ("3", "8"))
+    assert causal["content_tokens"] == pytest.approx(sum(learnt[:3]), abs=2)
+    assert causal["content_tokens"] + masked["content_tokens"] == pytest.approx(sum(learnt), abs=3)
+    assert causal["flops"] + masked["flops"] == pytest.approx(result.flops)
     assert result.held_out_loss == records(pretrained[-1].folder)[-1]["loss"]
 
 

@@ -132,6 +132,8 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
             assert task["shuffled"].keys() == {"score", "rows"} and 0 < task["shuffled"]["rows"] <= 60
             assert "shuffled" not in task["metrics"] and task["half"] in ("reading", "language")
         assert result.tokens > result.content_tokens > 0 == result.start_flops < result.flops
+        (costs,) = result.phase_costs.values()
+        assert costs == {"flops": result.flops, "content_tokens": result.content_tokens}
         assert 0 < result.content_loss != result.reference_loss
     folder = swept / "tiny" / "reports" / "t5-6-corruption-rate"
     text = (folder / "report.md").read_text()
