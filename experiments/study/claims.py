@@ -79,7 +79,10 @@ def claims_to_test(table: Table) -> tuple[Claim, ...]:
         return ()
     rows = {row.key: row for row in table.rows}
     conclusions = [each for each in table.conclusions if is_tested(each, table)]
-    stated = {(each.better, each.worse): each for each in conclusions if each.relation == "better"}
+    stated: dict[tuple[str, str], list[Conclusion]] = {}  # a pair may have one for each half of the tasks
+    for each in conclusions:
+        if each.relation == "better":
+            stated.setdefault((each.better, each.worse), []).append(each)
     by_scores: set[tuple[str, str]] = set()
     derives_claims = has_noise(table)
     claims = []
@@ -91,11 +94,10 @@ def claims_to_test(table: Table) -> tuple[Claim, ...]:
         if z >= SIGNIFICANT:
             pair = better.key, worse.key
             by_scores.add(pair)
-            conclusion = stated.get(pair)
-            if conclusion is None:
-                claims.append(Claim(better, worse, z, ""))
+            if pair in stated:
+                claims += [Claim(better, worse, z, each.text, tasks=each.tasks) for each in stated[pair]]
             else:
-                claims.append(Claim(better, worse, z, conclusion.text, tasks=conclusion.tasks))
+                claims.append(Claim(better, worse, z, ""))
     equivalences = []
     for each in conclusions:
         if not {each.better, each.worse} <= rows.keys():
