@@ -158,17 +158,16 @@ def write_report(
     path = folder / "report.md"
     for table_report in shown.values():
         save_figures(table_report.figures, folder)
+    reported = [each.comparison for each in shown.values()]
+    predicted = predict_other(reported, against, runs, overrides, warnings.setdefault) if against else {}
     waiting = [table.name for table in tables if table.name not in shown]
     header = report_header(comparisons, scale, outcomes(shown), list(warnings), waiting, overridden)
-    reported = [each.comparison for each in shown.values()]
     verdicts = [each.verdicts for each in shown.values()]
     summary = text.summary_sheet(reported, verdicts)
     if len(shown) > 1 and summary["table"]:
         header = f"{header}\n\n{SUMMARY}:\n\n{markdown(summary)}"
     header = "\n\n".join(filter(None, [header, text.all_claims_note(verdicts, reported)]))
-    predicted = {}
     if against:
-        predicted = predict_other(reported, against, runs, overrides, warnings.setdefault)
         header += f"\n\n{_prediction_title(scale, against)}:\n\n{markdown(text.prediction_sheet(predicted))}"
     sections = [*map(_section, shown.values()), explanations(comparisons)]
     write(path, "\n\n".join([header, *(section.markdown for section in sections)]) + "\n")
