@@ -92,8 +92,14 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
 
     The variance over seeds is pooled over all pairs of rows that have run. The pairs that are tested are
     those of the table's claims about the group or, if it has none, of its rows with the baseline.
-    SettingError if no two rows have two seeds in common.
+    SettingError if no two rows differ, or none have two seeds in common.
     """
+    tested = _tested_pairs(comparison, group)
+    if not tested:
+        raise SettingError(
+            f"{comparison.table.name}: no two of its rows differ, so that a report tests nothing: add a row "
+            "that is not the baseline, or leave out the settings that make all rows equal"
+        )
     pairs = list(combinations(comparison.scored_names, 2))
     found = [comparison.difference(a, b, "updates", group) for a, b in pairs]
     known = {
@@ -111,19 +117,25 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
     return Noise(
         float(np.average([each.variance for each in known.values()], weights=freedom)),
         float(np.median([each.example_variance for each in known.values()])),
-        _tested_pairs(comparison, group),
+        tested,
         len({row for pair in known for row in pair}),
         degrees_of_freedom(known),
     )
 
 
 def _tested_pairs(comparison: Comparison, group: Group) -> tuple[RowPair, ...]:
-    """Return the pairs of rows of the claims about a group or, without any, those with the baseline."""
+    """Return the pairs of rows of the claims about a group or, without any, those with the baseline.
+
+    Rows that are the same experiment are no pair.
+    """
     name, baseline = comparison.canonical_name, comparison.canonical_baseline
     claims = [claim for claim in claims_to_test(comparison.table) if claim.is_about(group)]
-    pairs = [(name(claim.better), name(claim.worse)) for claim in claims]
-    pairs = pairs or [(name(row), baseline) for row in comparison.table.rows]
-    return tuple(dict.fromkeys((a, b) for a, b in pairs if a != b))
+    claimed = [(name(claim.better), name(claim.worse)) for claim in claims]
+    with_baseline = [(name(row), baseline) for row in comparison.table.rows]
+    for pairs in (claimed, with_baseline):
+        if different := tuple(dict.fromkeys((a, b) for a, b in pairs if a != b)):
+            return different
+    return ()
 
 
 def measurement_note(noises: Mapping[Group, Noise]) -> str:
