@@ -311,7 +311,7 @@ def test_the_seeds_that_find_a_difference_are_the_fewest_that_do(tmp_path):
     for count in (2, 3, 5, 10):
         assert noise.seeds_to_find(noise.smallest_difference(count)) == count
     # of the examples alone, whose noise more seeds do not lessen
-    noise = replace(noise, over_examples=1.0)
+    noise = replace(noise, example_variance=1.0)
     assert noise.seeds_to_find(0.5) is None
     (sheet,) = seeds_sheet({"reading": noise}, 0.5).values()
     assert sheet["reading"][0].text == "more than 1,000"
@@ -319,13 +319,13 @@ def test_the_seeds_that_find_a_difference_are_the_fewest_that_do(tmp_path):
 
 def test_the_noise_of_a_pilot_is_within_the_limit_that_is_printed(tmp_path):
     noise = measure_noise(study(tmp_path, seeds=2), "reading")
-    freedom = noise.measured_freedom
-    assert freedom == noise.measured_rows - 1, "two seeds of each row, whose common effects do not count"
+    dof = noise.measured_dof
+    assert dof == noise.measured_rows - 1, "two seeds of each row, whose common effects do not count"
     rng = np.random.default_rng(0)
-    estimated = np.sqrt(rng.chisquare(freedom, size=100_000) / freedom)  # true noise: 1
-    assert (estimated * noise.largest_factor < 1).mean() == pytest.approx(0.05, abs=0.003)
+    estimated = np.sqrt(rng.chisquare(dof, size=100_000) / dof)  # true noise: 1
+    assert (estimated * noise.std_upper_factor < 1).mean() == pytest.approx(0.05, abs=0.003)
     more = measure_noise(study(tmp_path), "reading")
-    assert more.largest_factor < noise.largest_factor
+    assert more.std_upper_factor < noise.std_upper_factor
 
 
 def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_per_byte_are_better(tmp_path):
