@@ -36,14 +36,13 @@ from experiments.report.metrics import (
 )
 from experiments.report.order import MIN_ROWS, PaperOrder, common_seeds, paper_order
 from experiments.report.statistics import (
-    NUM_RESAMPLES,
     RELATIVE_TOLERANCE,
     PairedDifference,
     PairedTest,
     RowPair,
     RunKey,
+    bootstrap_deltas,
     bootstrap_difference,
-    bootstrap_errors,
     compare_pairs,
     outlying_seeds,
     seed_weights,
@@ -59,11 +58,16 @@ from lm.config.base import SettingError
 
 # A row counts as above chance if its score exceeds chance by this many standard errors.
 MIN_ABOVE_CHANCE = 3.0
-# Rows that differ by less are equivalent. This is the smallest difference that the T5 paper calls
-# significant, as a mean over its seven columns: the deviation of a difference of two runs is sqrt(2) times
-# that of one, and that of a mean of seven columns 1/sqrt(7) of it [noise standard deviations].
+# Rows that differ by less are equivalent [noise standard deviations]. It is the least difference of two rows
+# of one run each that is significant over the seven columns of the T5 paper: SIGNIFICANT standard errors. The
+# difference of two runs has sqrt(2) times the standard deviation of one run, and the mean of seven columns
+# has 1/sqrt(7) of that of one column.
 EQUIVALENCE_MARGIN = SIGNIFICANT * sqrt(2 / 7)
-MAX_RESAMPLED_SEEDS = 20  # seeds of a row whose examples are resampled; more would not narrow an interval
+# Of a row with more seeds, the examples of this many are resampled; more would hardly narrow an interval.
+MAX_RESAMPLED_SEEDS = 20
+# Why two rows are not compared, in this order: one is still on the unigram plateau; one was never scored
+# after so little training, and scores are not extrapolated; they have no seed in common; the metric measures
+# them on different tokens; settings that were given to all rows have made them equal.
 Uncompared = Literal[
     "not yet learning", "out of range", "no common seed", "different targets", "same experiment"
 ]
@@ -105,6 +109,10 @@ class Comparison:
     Rows that build the same experiment share their runs. Their canonical name is the name of the first of
     them in the table. Arguments called ``name`` and the keys of computed mappings are canonical names;
     ``runs`` and ``experiments`` have the names of all rows.
+
+    ``baseline`` is the row that the table names as its baseline; it may be a row of another table.
+    ``canonical_baseline`` is its canonical name, and ``baseline_row`` the row of this table that builds the
+    same experiment, if there is one. The seeds of a row are its finished runs, one for each seed.
     """
 
     def __init__(
@@ -139,7 +147,8 @@ class Comparison:
         name_of_experiment: dict[Experiment | str, str] = {}
         names = {}
         for row in (*self.table.rows, self.baseline):
-            experiment = self.experiments.get(row.name, row.name)  # a row that cannot be built has none
+            # a row that needs what this code lacks (``Row.needs``) cannot be built, and has no experiment
+            experiment = self.experiments.get(row.name, row.name)
             names[row.name] = name_of_experiment.setdefault(experiment, row.name)
         return names
 
@@ -173,13 +182,17 @@ class Comparison:
 
     @property
     def control(self) -> str | None:
-        """Return the canonical name of the row that has the start alone; None if it has no finished run."""
+        """Return the canonical name of the control, START_ONLY_ROW; None if it has no finished run.
+
+        The control has the start alone: the short pre-training on copying that, at scales with a start, each
+        row goes through before its own pre-training. What a row gains over it is due to the latter.
+        """
         name = self._canonical_names.get(START_ONLY_ROW, START_ONLY_ROW)
         return name if self.runs.get(name) else None
 
     @property
-    def scored_names(self) -> list[str]:
-        """Return the canonical names of all rows, the baseline and the control, each once."""
+    def names_with_control(self) -> list[str]:
+        """Return the canonical names of rows, the baseline and, if it has runs, the control; each once."""
         return list(dict.fromkeys([*self.canonical_names, *filter(None, [self.control])]))
 
     def runs_of(self, row: Row) -> Sequence[Result]:
@@ -198,13 +211,16 @@ class Comparison:
         return self._scores[id(run)]
 
     def has_left_plateau(self, name: str, updates: Mapping[int, float] | None = None) -> bool:
-        """Return whether most of a row's seeds have left the unigram plateau.
+        """Return whether more than half of a row's seeds have left the unigram plateau.
 
-        A run leaves it when its held-out loss on content tokens (targets that come from the text: no
-        sentinels, EOS or copies) falls clearly below the unigram loss, at ``Result.exit_step``. True for rows
-        where this cannot be measured: they train on tasks, repeat a few texts, or are not pre-trained.
-        updates: seed -> number of updates after which to look, for these seeds only; by default all seeds
-        are looked at after their whole pre-training.
+        A run has left it once its held-out loss on content tokens (targets that are no sentinel, no EOS and
+        no token that the inputs show at the same place) is clearly below the loss of a unigram model;
+        ``Result.exit_step`` is the step of pre-training at which that was first measured. Rows where it
+        cannot be measured count as having left: they train on tasks, repeat a few texts, have an objective
+        that only copies, or are not pre-trained.
+
+        updates: seed -> the number of updates by which the run must have left; other seeds are ignored. By
+        default all seeds count, at the end of pre-training.
         """
         if name not in self.experiments or not has_plateau(self.experiments[name]):
             return True
@@ -292,8 +308,8 @@ class Comparison:
         None if the chance level or the error is unknown.
         """
         values = self.values_by_seed(metric)[name]
-        errors = self._bootstrap_errors[metric.name].get(name, {})
-        example_variance = np.var(np.mean([*errors.values()], axis=0)) if errors else 0.0
+        deltas = self._bootstrap_deltas[metric.name].get(name, {})
+        example_variance = np.var(np.mean([*deltas.values()], axis=0)) if deltas else 0.0
         seed_variance = np.var([*values.values()], ddof=1) / len(values) if len(values) > 1 else 0.0
         error = float(np.sqrt(example_variance + seed_variance))
         if metric.chance is None or not values or not error:
@@ -317,9 +333,12 @@ class Comparison:
         return known and has_same_targets(metric, self.experiments[a], self.experiments[b])
 
     @cached_property
-    def _bootstrap_errors(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:
-        """Return metric -> row -> seed -> change of its value by resampling examples, [NUM_RESAMPLES]."""
-        return {metric.name: example_bootstrap_errors(self, metric) for metric in self.metrics}
+    def _bootstrap_deltas(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:
+        """Return metric -> row -> seed -> bootstrap deltas over the examples, [NUM_RESAMPLES].
+
+        A delta is the metric's value on a resample of the examples minus its value on the examples.
+        """
+        return {metric.name: example_bootstrap_deltas(self, metric) for metric in self.metrics}
 
     # ---- differences from the baseline
 
@@ -335,23 +354,24 @@ class Comparison:
 
     def _compare_with_baseline(self, metric: Metric) -> dict[str, BaselineDifference]:
         values, base = self.values_by_seed(metric), self.canonical_baseline
-        noise = metric.sign * self.noise_std[metric.name]
+        # dividing by it turns a difference into noise standard deviations, positive if the row is better
+        signed_noise_std = metric.sign * self.noise_std[metric.name]
         pairs = {}
         for name in values:
             seeds = sorted(values[name].keys() & values[base].keys())
             if name == base or not seeds or not self.is_comparable(metric, name, base):
                 continue
-            by_seed = np.array([values[name][seed] - values[base][seed] for seed in seeds]) / noise
-            by_examples = bootstrap_difference(self._bootstrap_errors[metric.name], name, base, seeds)
+            by_seed = np.array([values[name][seed] - values[base][seed] for seed in seeds])
+            by_examples = bootstrap_difference(self._bootstrap_deltas[metric.name], name, base, seeds)
             if by_examples is not None:
-                by_examples = by_examples / noise
-            pairs[name, base] = PairedDifference(by_seed, by_examples)
+                by_examples = by_examples / signed_noise_std
+            pairs[name, base] = PairedDifference(by_seed / signed_noise_std, by_examples)
         found = {}
         for (name, _), test in compare_pairs(pairs, EQUIVALENCE_MARGIN).items():
             # back to the unit of the metric; a negative sign exchanges the ends of the interval
-            low, high = sorted((noise * test.low, noise * test.high))
+            low, high = sorted((signed_noise_std * test.low, signed_noise_std * test.high))
             verdict = to_baseline_verdict(test)
-            found[name] = BaselineDifference(noise * test.mean, low, high, verdict, test)
+            found[name] = BaselineDifference(signed_noise_std * test.mean, low, high, verdict, test)
         return found
 
     # ---- the combined score
@@ -365,7 +385,7 @@ class Comparison:
         rows: dict[str, dict[int, BudgetCurve]] = {}
         if not self.judging_metrics:
             return rows
-        for name in self.scored_names:
+        for name in self.names_with_control:
             rows[name] = {}
             for run in self.runs[name]:
                 scores = self.scores(run)
@@ -379,9 +399,9 @@ class Comparison:
         return rows
 
     def signed_weights(self, group: Group) -> dict[str, float]:
-        """Return metric -> its weight in the group's mean over its noise; negative if lower is better.
+        """Return metric -> its weight divided by its noise standard deviation; negative if lower is better.
 
-        The quotient makes the mean one of noise standard deviations.
+        So the weighted sum of values is a weighted mean in noise standard deviations.
         """
         weights = self.groups[group]
         return {
@@ -391,15 +411,15 @@ class Comparison:
         }
 
     def average(self, values: Mapping[str, float], group: Group) -> float:
-        """Return the weighted mean over a group's metrics, each in noise deviations; more is better."""
+        """Return the weighted mean over a group's metrics, in noise standard deviations; more is better."""
         return sum(weight * values[name] for name, weight in self.signed_weights(group).items())
 
     def combined_scores(self, name: str, group: Group) -> dict[int, float]:
         """Return seed -> a row's average minus the baseline's, after training; printed as "mean z-score".
 
-        The baseline's average is its mean over the seeds that both rows have, so that effects of a seed on
-        all rows cancel in the mean over these. If they have no seed in common, it is the mean over all seeds
-        of the baseline.
+        The baseline's average is its mean over the seeds that both rows have. So an effect of a seed on both
+        rows cancels in the mean over these seeds. Without a common seed it is the mean over all seeds of the
+        baseline.
         """
         if (name, group) not in self._combined_scores:
             self._combined_scores[name, group] = self._minus_baseline(name, group)
@@ -485,14 +505,13 @@ class Comparison:
             averages = np.array([self._final_average(curves[seed], group) for seed in seeds])
             resampled[row] = seed_draws @ averages
             for metric, weight in self.signed_weights(group).items():
-                errors = self._bootstrap_errors[metric].get(name, {})
-                unknown_weight = np.ones(NUM_RESAMPLES)  # of the seeds whose errors are unknown
+                deltas = self._bootstrap_deltas[metric].get(name, {})
+                if not deltas:
+                    continue
+                # Seeds without deltas get the mean over the others, since the same examples are hard for all.
+                mean_delta: np.ndarray = np.mean([*deltas.values()], axis=0)
                 for i, seed in enumerate(seeds):
-                    if seed in errors:
-                        resampled[row] += weight * seed_draws[:, i] * errors[seed]
-                        unknown_weight -= seed_draws[:, i]
-                if errors and not errors.keys() >= {*seeds}:  # the same examples are hard for all seeds
-                    resampled[row] += weight * unknown_weight * np.mean([*errors.values()], axis=0)
+                    resampled[row] += weight * seed_draws[:, i] * deltas.get(seed, mean_delta)
         return resampled
 
     # ---- claims
@@ -501,7 +520,8 @@ class Comparison:
         """Return row a's average minus row b's at an equal budget, or the reason why they are not compared.
 
         Each pair of runs is compared where the cheaper of the two ends. For the budget "updates" each row is
-        taken at its own end, as in the paper. The noise due to examples is that at the end of training.
+        taken at its own end, as in the paper. The noise due to examples is not known at earlier checkpoints,
+        so that of the end of training is used at all budgets.
         """
         if not self.is_group_comparable(group, a, b):
             return "different targets"
@@ -536,19 +556,19 @@ class Comparison:
         return self.average(values, group)
 
     def _example_difference(self, a: str, b: str, seeds: Sequence[int], group: Group) -> np.ndarray | None:
-        """Return how much resampling the examples changes two rows' difference, [S, NUM_RESAMPLES].
+        """Return the bootstrap deltas of two rows' difference over examples, [S, NUM_RESAMPLES].
 
         Metrics whose examples either row lacks add no noise; None if that holds for all of them.
         """
         parts = []
         for metric, weight in self.signed_weights(group).items():
-            errors = bootstrap_difference(self._bootstrap_errors[metric], a, b, seeds)
-            if errors is not None:
-                parts.append(weight * errors)
+            deltas = bootstrap_difference(self._bootstrap_deltas[metric], a, b, seeds)
+            if deltas is not None:
+                parts.append(weight * deltas)
         return np.sum(parts, axis=0) if parts else None
 
     def gains_over_start(self, group: Group) -> dict[str, PairedTest]:
-        """Return row -> the test of its average, after training, against that of the start alone.
+        """Return row -> the test of its average, after training, against that of the control.
 
         Only rows with the control's model are compared, since other models have a start of their own.
         Empty without a control.
@@ -574,6 +594,7 @@ class Comparison:
             for claim in claims_to_test(self.table)
             if all(self.runs.get(self.canonical_name(row)) for row in (claim.better, claim.worse))
         ]
+        # Without any score there are no groups; the claims are still listed, without a test.
         groups = [*self.groups] or ["held-out text"]
         return {
             group: {budget: self._judge(claims, budget, group) for budget in JUDGED_BUDGETS}
@@ -581,24 +602,29 @@ class Comparison:
         }
 
     def _judge(self, claims: Sequence[Claim], budget: Budget, group: Group) -> list[tuple[Claim, Verdict]]:
+        """Return each claim with its verdict at one budget, judged by one group.
+
+        Pairs that can be compared are tested together, since Holm's method depends on their number. The
+        others have a verdict without a test.
+        """
         pairs = [(self.canonical_name(claim.better), self.canonical_name(claim.worse)) for claim in claims]
-        verdicts: dict[RowPair, Verdict] = {}
+        untested: dict[RowPair, Verdict] = {}
         differences: dict[RowPair, PairedDifference] = {}
         for claim, pair in zip(claims, pairs, strict=True):
             if not claim.is_about(group):
                 continue
             if pair[0] == pair[1]:  # settings of the command line have made the two rows one experiment
-                verdicts[pair] = Verdict("same experiment")
+                untested[pair] = Verdict("same experiment")
             elif not all(map(self.has_left_plateau, pair)):
-                verdicts[pair] = Verdict("not yet learning")
-            elif group not in self.groups:
-                verdicts[pair] = Verdict("undecided")
+                untested[pair] = Verdict("not yet learning")
+            elif group not in self.groups:  # nothing was scored
+                untested[pair] = Verdict("undecided")
             else:
                 difference = self.difference(*pair, budget, group)
                 if isinstance(difference, PairedDifference):
                     differences[pair] = difference
                 else:
-                    verdicts[pair] = Verdict(difference)
+                    untested[pair] = Verdict(difference)
         tests = compare_pairs(differences, EQUIVALENCE_MARGIN)
         found = []
         for claim, pair in zip(claims, pairs, strict=True):
@@ -607,7 +633,7 @@ class Comparison:
             elif pair in tests:
                 found.append((claim, to_verdict(tests[pair], claim.relation)))
             else:
-                found.append((claim, verdicts[pair]))
+                found.append((claim, untested[pair]))
         return found
 
     def outlying_seeds(self) -> list[RunKey]:
@@ -638,7 +664,7 @@ def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
         for metric in comparison.metrics:
             rows = values.setdefault(metric.name, {})
             variances = example_variances.setdefault(metric.name, {})
-            errors = comparison._bootstrap_errors[metric.name]
+            deltas = comparison._bootstrap_deltas[metric.name]
             for name, by_seed in comparison.values_by_seed(metric).items():
                 experiment = comparison.experiments.get(name)
                 if experiment is None:  # it cannot be built, and has no values
@@ -647,7 +673,7 @@ def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
                     continue
                 if experiment not in rows:
                     rows[experiment] = [*by_seed.values()]
-                    variances[experiment] = [float(np.var(x)) for x in errors.get(name, {}).values()]
+                    variances[experiment] = [float(np.var(x)) for x in deltas.get(name, {}).values()]
     noise = {}
     for metric_name, rows in values.items():
         known = [x for variances in example_variances[metric_name].values() for x in variances]
@@ -688,8 +714,8 @@ def to_baseline_verdict(test: PairedTest) -> BaselineVerdict:
     return "equivalent" if test.is_equivalent else "undecided"
 
 
-def example_bootstrap_errors(comparison: Comparison, metric: Metric) -> dict[str, dict[int, np.ndarray]]:
-    """Return row -> seed -> how much resampling the examples changes a metric's value, [NUM_RESAMPLES].
+def example_bootstrap_deltas(comparison: Comparison, metric: Metric) -> dict[str, dict[int, np.ndarray]]:
+    """Return row -> seed -> the bootstrap deltas of a metric over its examples, [NUM_RESAMPLES].
 
     This covers only metrics of one task that are measured in bits, for runs that kept the values of single
     examples; {} for others. All runs get the same resamples. Runs scored on other examples than most runs
@@ -699,7 +725,7 @@ def example_bootstrap_errors(comparison: Comparison, metric: Metric) -> dict[str
         return {}
     sums: dict[RunKey, tuple[np.ndarray, np.ndarray]] = {}
     missing: list[RunKey] = []
-    for name in comparison.scored_names:
+    for name in comparison.names_with_control:
         for run in comparison.runs[name][:MAX_RESAMPLED_SEEDS]:
             try:
                 values = metric.per_example_sums(run.example_values(metric.tasks[0]))
@@ -710,14 +736,14 @@ def example_bootstrap_errors(comparison: Comparison, metric: Metric) -> dict[str
                 sums[name, run.seed] = values
             elif metric.value(comparison.scores(run)) is not None:
                 missing.append((name, run.seed))
-    errors = bootstrap_errors(sums)
-    for name, seed in (run for run in sums if run not in errors):
+    deltas = bootstrap_deltas(sums)
+    for name, seed in (run for run in sums if run not in deltas):
         comparison.warn(f"{name} seed {seed}: its examples of {metric.name} are not those of most runs")
     for name, seed in missing if sums else ():
         comparison.warn(
             f"{name} seed {seed}: the values of its examples of {metric.name} are missing; not resampled"
         )
     rows: dict[str, dict[int, np.ndarray]] = {}
-    for (name, seed), resampled in errors.items():
-        rows.setdefault(name, {})[seed] = resampled
+    for (name, seed), run_deltas in deltas.items():
+        rows.setdefault(name, {})[seed] = run_deltas
     return rows

@@ -1,8 +1,9 @@
 """The metrics that rows are compared by (task scores, held-out loss, bits per byte), and budgets.
 
-A budget is what training spends: updates, FLOPs or content tokens. Tasks are in two halves of equal weight:
-those that cannot be answered without reading the input, and those that ask how well a model knows the
-language. Claims are judged on each half and on both.
+A budget is what training spends: updates, FLOPs or content tokens (targets that are no sentinel, no EOS and
+no token that the inputs show at the same place). Tasks are in two halves of equal weight: those that cannot
+be answered without reading the input, and those that ask how well a model knows the language. Claims are
+judged on each half and on both.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +24,12 @@ from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.task import LOWER_IS_BETTER, Half
 
 TaskScores = Mapping[str, Mapping[str, Any]]  # task -> scores of its best checkpoint, as in scores.json
-Budget = Literal["updates", "FLOP", "content tokens"]  # the cost at which two rows are compared when equal
+# what training spends; two rows can be compared where they have spent equal amounts of it
+Budget = Literal["updates", "FLOP", "content tokens"]
 BUDGETS: tuple[Budget, ...] = ("updates", "FLOP", "content tokens")
-# Claims are judged at these. Content tokens are a diagnostic: an objective that predicts every word is
-# compared early in its training, with a score that is interpolated between two checkpoints.
+# Claims are judged at these. Content tokens only draw a diagnostic curve: an objective that predicts every
+# word reaches the amount that others spend in all early in its training, where its score is interpolated
+# between two checkpoints.
 JUDGED_BUDGETS: tuple[Budget, ...] = ("updates", "FLOP")
 # The metrics that are averaged into one score: those of one half of the tasks, of both halves with equal
 # weight, or, in a table without tasks, one of held-out text.
@@ -65,10 +68,12 @@ class Metric:
 
     name: str
     tasks: tuple[str, ...]
-    measure: str  # metric of the tasks that counts; "score": the mean of several
+    # what rows are compared by: "score" (the mean of a task's own metrics, such as F1 and exact match),
+    # "bits_above_chance", "bits_per_byte", or a name in HELD_OUT
+    measure: str
     paper_column: str | None = None  # the paper's column of the same kind
     chance: float | None = None  # the score of guessing
-    task_metric: str = ""  # name of what the tasks count as "score"
+    task_metric: str = ""  # names of the tasks' own metrics, such as "accuracy", whose mean is their "score"
     half: Half = ""  # of the tasks; "" for held-out text
 
     @property
@@ -141,14 +146,20 @@ def find_metrics(runs: Iterable[Result], table: Table) -> list[Metric]:
     published = [column.name for column in table.paper.columns] if table.paper else []
     names = sorted(tasks, key=lambda name: published.index(name) if name in published else len(published))
     metrics = [_task_metric(name, tasks[name], published) for name in names]
-    loss = next((column.name for column in compared_columns(table) if column.held_out), None)
-    columns = {HELD_OUT_LOSS: loss}
-    return metrics + [
-        Metric(name, (name,), name, paper_column=columns.get(name)) for name in HELD_OUT if name in held_out
-    ]
+    loss_column = next((column.name for column in compared_columns(table) if column.held_out), None)
+    for name in HELD_OUT:
+        if name in held_out:
+            paper_column = loss_column if name == HELD_OUT_LOSS else None
+            metrics.append(Metric(name, (name,), name, paper_column=paper_column))
+    return metrics
 
 
 def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metric:
+    """Return the metric of a column from the scores of its tasks; the first decides what they share.
+
+    published: names of the paper's columns. A column that is none of them is shown beside the one that is
+    most like it, which the scores name as "like".
+    """
     first = next(iter(tasks.values()))
     paper_column = name if name in published else first.get("like")
     task_metrics = dict.fromkeys(best["metric"].replace("_", " ") for best in tasks.values())
@@ -164,9 +175,10 @@ def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metr
 
 
 def task_half(name: str, scores: Mapping[str, Any]) -> Half:
-    """Return the half of a task from its ``scores`` in scores.json or, of older runs, from its definition.
+    """Return the half that a task belongs to, from its ``scores`` in scores.json.
 
-    The tasks of papers and benchmarks declare none. They cannot be answered without reading the input.
+    Runs of older versions did not record it; for those it is the half in the task's definition. Tasks of
+    papers and benchmarks define none: they are "reading", since they cannot be answered without their input.
     """
     declared = TASKS[name].half if name in TASKS else ""
     return scores.get("half") or declared or "reading"
@@ -211,7 +223,7 @@ def has_same_targets(metric: Metric, a: Experiment, b: Experiment) -> bool:
 
 
 def _target_layout(experiment: Experiment) -> str:
-    """Return the architecture, with those mapped to one name whose targets have the same tokens."""
+    """Return the architecture; both kinds of encoder-decoder are one, since they predict the same tokens."""
     architecture = experiment.model.architecture
     return "encoder-decoder" if architecture == "shared-encoder-decoder" else architecture
 
@@ -235,7 +247,10 @@ class BudgetCurve:
         return float(np.interp(spent, self.spent[budget], self.spent["updates"]))
 
     def score_at(self, budget: Budget, spent: float, metric: str) -> float | None:
-        """Return a metric at the amount ``spent``, interpolated in its logarithm; None out of range."""
+        """Return a metric at the amount ``spent``, linear in log(spent) between branches.
+
+        None outside of the measured range.
+        """
         points, tolerance = self.spent[budget], 1e-6
         if not points[0] * (1 - tolerance) <= spent <= points[-1] * (1 + tolerance) or points[0] <= 0:
             return None
@@ -339,24 +354,24 @@ def denoiser_losses(runs: Iterable[Result]) -> dict[str, Score]:
 def typical_std(rows: Iterable[Sequence[float]]) -> float:
     """Return the standard deviation within the median row; 0 if none has two values that differ.
 
-    Its square is the median variance of the rows, divided by the median expected of as many independent
-    rows of unit noise; with one or two rows it is the usual mean variance. A row whose runs end in two ways,
-    some of which learn a task and some do not, is no measure of the noise of others; nor is a counted model,
-    whose runs are equal.
+    Its square is the median variance of the rows, divided by the median that rows with noise of variance 1
+    and as many seeds would have on average (``expected_median_variance``), which removes the bias of the
+    median. With one or two rows it is their mean variance. The median hardly changes with a row that some
+    seeds learn and others do not. Rows whose runs are all equal, such as n-gram models, are left out.
     """
     varied = [
         row for row in rows if len(row) > 1 and max(row) - min(row) > RELATIVE_TOLERANCE * max(map(abs, row))
     ]
     if not varied:
         return 0.0
-    freedom = tuple(sorted(len(row) - 1 for row in varied))
-    return sqrt(median(map(variance, varied)) / expected_median_variance(freedom))
+    dof = tuple(sorted(len(row) - 1 for row in varied))
+    return sqrt(median(map(variance, varied)) / expected_median_variance(dof))
 
 
 def pooled_std(rows: Iterable[Sequence[float]]) -> float:
     """Return the standard deviation within rows; 0 if none has two values."""
     repeated = [row for row in rows if len(row) > 1]
-    freedom = sum(len(row) - 1 for row in repeated)
-    if not freedom:
+    dof = sum(len(row) - 1 for row in repeated)
+    if not dof:
         return 0.0
-    return sqrt(sum(variance(row) * (len(row) - 1) for row in repeated) / freedom)
+    return sqrt(sum(variance(row) * (len(row) - 1) for row in repeated) / dof)

@@ -1,7 +1,8 @@
 """The power of a table's tests: how small a difference they find, and how surely that rows are equal.
 
-The tests are simulated as reports make them. A formula for one t test promises more than they find, since
-they keep the larger of a pair's own variance and the moderated one, and ask the bootstrap too.
+The tests are simulated as reports make them. The power formula of a single t test would be too optimistic:
+reports use the larger of a pair's own variance and the moderated one, and also require that the bootstrap
+interval excludes zero.
 """
 
 from bisect import bisect_left
@@ -42,33 +43,43 @@ EQUIVALENCE_TITLE = (
 class Noise:
     """Holds the noise of a difference between two rows of a table, in one group of tasks."""
 
-    over_seeds: float  # variance with one seed per row [variances of a run]
-    over_examples: float  # variance that more seeds do not lessen [variances of a run]
+    # variance between seeds, with one seed per row [squared standard deviations of a run]
+    seed_variance: float
+    # variance due to the choice of examples, which more seeds do not reduce, in the same unit
+    example_variance: float
     pairs: tuple[RowPair, ...]  # of rows that are tested together
-    measured_rows: int  # rows that have run, on which the variance over seeds was measured
-    measured_freedom: int  # degrees of freedom of that measurement
+    measured_rows: int  # number of rows with runs, on which the variance between seeds was measured
+    measured_dof: int  # degrees of freedom of that measurement
 
     def simulated(self, count: int) -> SimulatedTests:
         """Return the simulated tests with ``count`` seeds per row."""
-        return simulate_tests(self.pairs, count, self.over_examples / self.over_seeds)
+        return simulate_tests(self.pairs, count, self.example_variance / self.seed_variance)
 
     @property
-    def largest_factor(self) -> float:
-        """Return how many times its estimate the noise over seeds may be, at a level of 95 %."""
+    def std_upper_factor(self) -> float:
+        """Return the upper 95 % limit of the true standard deviation between seeds, divided by its estimate.
+
+        The limit is one-sided, from the chi-squared distribution.
+        """
         from scipy.special import chdtri  # slow to import
 
-        return sqrt(self.measured_freedom / chdtri(self.measured_freedom, 0.95))
+        return sqrt(self.measured_dof / chdtri(self.measured_dof, 0.95))
 
     def smallest_difference(self, count: int) -> float:
-        """Return the smallest difference of two rows that is found; none with one seed."""
+        """Return the smallest true difference of two rows that tests find with probability POWER.
+
+        It is infinite with one seed.
+        """
         if count < 2:
             return inf
-        return sqrt(self.over_seeds) * float(np.quantile(self.simulated(count).found_from, POWER))
+        thresholds = self.simulated(count).detection_thresholds
+        return sqrt(self.seed_variance) * float(np.quantile(thresholds, POWER))
 
     def seeds_to_find(self, difference: float) -> int | None:
-        """Return the fewest seeds per row that find a difference; None if MAX_SEEDS do not.
+        """Return the fewest seeds per row with which tests find a difference with probability POWER.
 
-        More seeds do not lessen the noise of the examples, so that there may be no such number.
+        None if MAX_SEEDS do not suffice. There may be no such number, since more seeds do not reduce the
+        noise of the examples.
         """
         most = 2
         while self.smallest_difference(most) > difference:
@@ -83,18 +94,24 @@ class Noise:
         """Return the probability that two equal rows are found equivalent; 0 with one seed."""
         if count < 2:
             return 0.0
-        margin = EQUIVALENCE_MARGIN / sqrt(self.over_seeds)
-        return float(np.mean(self.simulated(count).equivalent_from < margin))
+        margin = EQUIVALENCE_MARGIN / sqrt(self.seed_variance)
+        return float(np.mean(self.simulated(count).equivalence_thresholds < margin))
 
 
 def measure_noise(comparison: Comparison, group: Group) -> Noise:
     """Return the noise of a table's differences.
 
-    The variance over seeds is pooled over all pairs of rows that have run. The pairs that are tested are
-    those of the table's claims about the group or, if it has none, of its rows with the baseline.
-    SettingError if no two rows have two seeds in common.
+    The variance between seeds is pooled over all pairs of rows with runs. The pairs that are tested are those
+    of the table's claims about the group or, if no claim compares rows that differ, of its rows with the
+    baseline. SettingError if no two rows differ, or none have two seeds in common.
     """
-    pairs = list(combinations(comparison.scored_names, 2))
+    tested = _tested_pairs(comparison, group)
+    if not tested:
+        raise SettingError(
+            f"{comparison.table.name}: no two of its rows differ, so that a report tests nothing: add a row "
+            "that is not the baseline, or leave out the settings that make all rows equal"
+        )
+    pairs = list(combinations(comparison.names_with_control, 2))
     found = [comparison.difference(a, b, "updates", group) for a, b in pairs]
     known = {
         pair: each
@@ -107,33 +124,42 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
             "common, from which the noise follows: train some with --seeds 2, or longer if lm report says "
             "'not yet learning'"
         )
-    freedom = [len(each.by_seed) - 1 for each in known.values()]
+    dof = [len(each.by_seed) - 1 for each in known.values()]
     return Noise(
-        float(np.average([each.variance for each in known.values()], weights=freedom)),
+        float(np.average([each.variance for each in known.values()], weights=dof)),
         float(np.median([each.example_variance for each in known.values()])),
-        _tested_pairs(comparison, group),
+        tested,
         len({row for pair in known for row in pair}),
         degrees_of_freedom(known),
     )
 
 
 def _tested_pairs(comparison: Comparison, group: Group) -> tuple[RowPair, ...]:
-    """Return the pairs of rows of the claims about a group or, without any, those with the baseline."""
+    """Return the pairs of rows of the claims about a group; if there are none, of the rows with the baseline.
+
+    A row is no pair with itself, or with a row that is the same experiment.
+    """
     name, baseline = comparison.canonical_name, comparison.canonical_baseline
     claims = [claim for claim in claims_to_test(comparison.table) if claim.is_about(group)]
-    pairs = [(name(claim.better), name(claim.worse)) for claim in claims]
-    pairs = pairs or [(name(row), baseline) for row in comparison.table.rows]
-    return tuple(dict.fromkeys((a, b) for a, b in pairs if a != b))
+    claimed = [(name(claim.better), name(claim.worse)) for claim in claims]
+    with_baseline = [(name(row), baseline) for row in comparison.table.rows]
+    for pairs in (claimed, with_baseline):
+        if different := tuple(dict.fromkeys((a, b) for a, b in pairs if a != b)):
+            return different
+    return ()
 
 
 def measurement_note(noises: Mapping[Group, Noise]) -> str:
-    """Return on how much the noise of a table rests, by group, and how far it may be too small."""
-    noise = min(noises.values(), key=lambda each: each.measured_freedom)
-    remedy = " Train more seeds before relying on these figures." if noise.largest_factor > 2 else ""
-    freedom = f"{noise.measured_freedom} degree{'s' * (noise.measured_freedom != 1)} of freedom"
+    """Return a sentence on how many rows and degrees of freedom the noise was measured with.
+
+    It is about the group with the fewest, and also says how far the noise may be underestimated.
+    """
+    noise = min(noises.values(), key=lambda each: each.measured_dof)
+    remedy = " Train more seeds before relying on these figures." if noise.std_upper_factor > 2 else ""
+    dof = f"{noise.measured_dof} degree{'s' * (noise.measured_dof != 1)} of freedom"
     return (
-        f"The noise was measured on {noise.measured_rows} rows, with {freedom}. It may be up to "
-        f"{noise.largest_factor:.1f} times as large (95 %), and so may the differences.{remedy}"
+        f"The noise was measured on {noise.measured_rows} rows, with {dof}. It may be up to "
+        f"{noise.std_upper_factor:.1f} times as large (95 %), and so may the differences.{remedy}"
     )
 
 
@@ -142,8 +168,8 @@ def power_sheets(noises: Mapping[Group, Noise]) -> dict[str, Sheet]:
 
     Each has a line per number of seeds, and a column per group of tasks.
     """
-    first: Sheet = {"seeds per row": [Cell(str(count)) for count in SEED_COUNTS]}
-    differences, probabilities = dict(first), dict(first)
+    seeds: Sheet = {"seeds per row": [Cell(str(count)) for count in SEED_COUNTS]}
+    differences, probabilities = dict(seeds), dict(seeds)
     for group, noise in noises.items():
         title = GROUP_TITLES[group]
         smallest = [noise.smallest_difference(count) for count in SEED_COUNTS]

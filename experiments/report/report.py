@@ -37,7 +37,7 @@ from lm.files import json_with_checksum, write
 
 POLL_SECONDS = 5.0  # between looks at the folders of runs
 MAX_PLOTTED_SEEDS = 20  # per row, whose training curves are averaged; more would not move the mean visibly
-SCORES = ""  # the sheet that is shown without a heading
+SCORES = ""  # key of the sheet of scores, which is printed under "Scores"
 EXPLANATIONS = "how-to-read-this"  # name of the section that explains the others
 SUMMARY = "Order of rows, then claims after training"  # heading of the sheet on all tables
 
@@ -75,11 +75,14 @@ def collect_runs(
     names = dict.fromkeys(row.name for table in tables for row in table.rows)
     names |= dict.fromkeys(table.baseline for table in tables)
     names |= dict.fromkeys([START_ONLY_ROW] if START_ONLY_ROW in REGISTRY else [])
+    # Rows that need a feature which this code lacks (``Row.needs``) cannot be built, and have no runs.
     experiments = {name: build(name, scale, overrides) for name in names if not REGISTRY[name].needs}
     folders = [root for root in run_roots(runs) if root.is_dir()]
+    # The keys are lines on what does not count, each once and in the order in which they were found. To warn
+    # is to call ``setdefault``, which adds a line.
     left_out = {f"--runs: there is no folder {root}": None for root in run_roots(runs) if root not in folders}
     by_experiment: dict[object, list[Result]] = {}
-    results: dict[str, list[Result]] = {name: [] for name in names}  # of rows with needs, none
+    results: dict[str, list[Result]] = {name: [] for name in names}
     for name, experiment in experiments.items():
         if experiment not in by_experiment:
             by_experiment[experiment] = find_results(
@@ -94,6 +97,11 @@ def collect_runs(
 def _nothing_finished(
     tables: Sequence[Table], scale: str, runs: Folders, left_out: Sequence[str], overrides: Overrides
 ) -> str:
+    """Return the error message for tables without a finished run.
+
+    It gives the command that trains them, other scales that have runs, whether rows have runs with other
+    settings, and what was left out.
+    """
     names = ", ".join(table.name for table in tables)
     roots = ", ".join(map(str, run_roots(runs)))
     message = f"no run of {names} at scale {scale} has finished under {roots}; train them with "
@@ -147,28 +155,27 @@ def write_report(
     predict. refresh: how often the page for a browser reloads itself [s]; 0: never.
     command: what the user called, which is recorded in results.json.
     """
-    warnings: dict[str, None] = {}
+    warnings: dict[str, None] = {}  # each line once, as in ``collect_runs``
     comparisons = compare_tables(tables, scale, runs, overrides, warnings.setdefault)
     shown = {
         each.table.name: report_table(each, warnings.setdefault) for each in shown_comparisons(comparisons)
     }
-    overridden = explicit_overrides(overrides or {})
+    overridden = explicit_overrides(overrides or {})  # without those that follow from --start
     folder = report_folder(run_roots(runs)[0], scale, tables, overridden)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.md"
     for table_report in shown.values():
         save_figures(table_report.figures, folder)
+    reported = [each.comparison for each in shown.values()]
+    predicted = predict_other(reported, against, runs, overrides, warnings.setdefault) if against else {}
     waiting = [table.name for table in tables if table.name not in shown]
     header = report_header(comparisons, scale, outcomes(shown), list(warnings), waiting, overridden)
-    reported = [each.comparison for each in shown.values()]
     verdicts = [each.verdicts for each in shown.values()]
     summary = text.summary_sheet(reported, verdicts)
     if len(shown) > 1 and summary["table"]:
         header = f"{header}\n\n{SUMMARY}:\n\n{markdown(summary)}"
     header = "\n\n".join(filter(None, [header, text.all_claims_note(verdicts, reported)]))
-    predicted = {}
     if against:
-        predicted = predict_other(reported, against, runs, overrides, warnings.setdefault)
         header += f"\n\n{_prediction_title(scale, against)}:\n\n{markdown(text.prediction_sheet(predicted))}"
     sections = [*map(_section, shown.values()), explanations(comparisons)]
     write(path, "\n\n".join([header, *(section.markdown for section in sections)]) + "\n")
@@ -307,7 +314,7 @@ def outcomes(shown: Mapping[str, TableReport]) -> list[str]:
 def report_header(
     comparisons: Sequence[Comparison],
     scale: str,
-    outcomes: Sequence[str],
+    outcome_lines: Sequence[str],
     left_out: Sequence[str],
     waiting: Sequence[str],
     overridden: Overrides,
@@ -316,7 +323,7 @@ def report_header(
     baselines = dict.fromkeys(comparison.baseline.name for comparison in comparisons)
     lines = [
         f"# {report_title([comparison.table for comparison in comparisons])} at scale `{scale}`",
-        "\n".join(outcomes),
+        "\n".join(outcome_lines),
         "\n".join(baseline_setup(name, scale, overridden) for name in baselines),
         f"▲ ▼: significantly better, worse than the baseline; ±: standard deviation over seeds; ↓: lower is "
         f"better ([how to read this](#{EXPLANATIONS})).",
@@ -358,7 +365,7 @@ def explanations(comparisons: Sequence[Comparison]) -> Section:
 
 
 def baseline_setup(name: str, scale: str, overridden: Overrides) -> str:
-    """Return a sentence on the model, data and steps of a baseline with the settings given by hand."""
+    """Return a sentence on the model, data and steps of a baseline with the given settings that it reads."""
     experiment = build(name, scale, effective_overrides(name, scale, overridden))
     model = experiment.model
     if experiment.counts.model != "none":

@@ -18,12 +18,16 @@ import numpy as np
 ALPHA = 0.05  # family-wise error rate: how often a table in which nothing differs shows a difference
 POWER = 0.8  # probability of finding a difference that is called detectable
 NUM_RESAMPLES = 10_000  # of the bootstrap
-NUM_SIMULATED = 2_000  # pairs of rows in simulated tables, and resamples of each
-MAX_RESAMPLED = 30  # seeds up to which simulated tests are bootstrapped: with more the t test is stricter
+NUM_SIMULATED = 2_000  # number of simulated pairs of rows, and of bootstrap resamples of each
+# With more seeds per row a simulation leaves out the bootstrap: beside the t test it would raise the smallest
+# difference that is found by less than 1 %.
+MAX_BOOTSTRAPPED_SEEDS = 30
 CHUNK = 500  # resamples computed at a time, so that their counts fit the processor's cache
 MIN_VARIANCES = 3  # fewer are too few to estimate their spread
 RELATIVE_TOLERANCE = 1e-9  # smaller differences are rounding
-OUTLIER_THRESHOLD = 4.0  # a seed further from its row's median is an outlier [standard deviations]
+# A seed is an outlier if it is further than this from its row's median, in units of the median over rows of
+# the standard deviation over seeds.
+OUTLIER_THRESHOLD = 4.0
 RowPair = tuple[str, str]  # names of two rows
 RunKey = tuple[str, int]  # name of a row, seed
 
@@ -68,11 +72,12 @@ def bootstrap_ratios(numerators: np.ndarray, denominators: np.ndarray) -> np.nda
     return np.concatenate(ratios).T
 
 
-def bootstrap_errors(
+def bootstrap_deltas(
     runs: Mapping[RunKey, tuple[np.ndarray, np.ndarray]],
 ) -> dict[RunKey, np.ndarray]:
-    """Return run -> how much its ratio of sums changes if examples are resampled, [NUM_RESAMPLES].
+    """Return run -> its bootstrap deltas over examples, [NUM_RESAMPLES].
 
+    A delta is the run's ratio of sums on a resample of the examples minus its ratio on the examples.
     runs: run -> numerators [N], denominators [N]. A run whose denominators differ from those of most runs was
     scored on other examples, and is left out.
     """
@@ -87,15 +92,15 @@ def bootstrap_errors(
 
 
 def bootstrap_difference(
-    errors: Mapping[str, Mapping[int, np.ndarray]], a: str, b: str, seeds: Sequence[int]
+    deltas: Mapping[str, Mapping[int, np.ndarray]], a: str, b: str, seeds: Sequence[int]
 ) -> np.ndarray | None:
-    """Return row a's bootstrap errors minus row b's, [S, NUM_RESAMPLES]; None if no seed has both.
+    """Return row a's bootstrap deltas minus row b's, [S, NUM_RESAMPLES]; None if no seed has both.
 
-    errors: row -> seed -> [NUM_RESAMPLES]. Seeds that lack them get the mean over the other seeds, since
+    deltas: row -> seed -> [NUM_RESAMPLES]. Seeds that lack them get the mean over the other seeds, since
     the same examples are hard for all seeds.
     """
-    of_a, of_b = errors.get(a, {}), errors.get(b, {})
-    known = {seed: of_a[seed] - of_b[seed] for seed in seeds if seed in of_a and seed in of_b}
+    deltas_a, deltas_b = deltas.get(a, {}), deltas.get(b, {})
+    known = {seed: deltas_a[seed] - deltas_b[seed] for seed in seeds if seed in deltas_a and seed in deltas_b}
     if not known:
         return None
     mean = np.mean([*known.values()], axis=0)
@@ -107,7 +112,7 @@ class PairedDifference:
     """The difference of two rows, seed by seed."""
 
     by_seed: np.ndarray  # [S], for the seeds that both rows have
-    # [S, NUM_RESAMPLES]: how much resampling the examples changes it; None if unknown
+    # bootstrap deltas of each seed's difference over examples, [S, NUM_RESAMPLES]; None if unknown
     by_examples: np.ndarray | None = None
 
     @property
@@ -139,7 +144,7 @@ class PairedTest:
     """A difference with its test. The defaults hold for a difference whose noise is unknown."""
 
     mean: float
-    low: float = -inf  # ends of the 95 % confidence interval of this difference alone
+    low: float = -inf  # ends of the 95 % t interval, not adjusted for the number of tests
     high: float = inf
     bootstrap: tuple[float, float] = (-inf, inf)  # the same interval by the multi-bootstrap
     p: float = 1.0  # p-value of "no difference", adjusted by Holm's method
@@ -171,9 +176,10 @@ def compare_pairs(
 
     The variances over seeds are moderated: shrunk towards their common value (Smyth 2004). A pair whose own
     variance is larger keeps it, because pairs share rows, which makes their variances look more alike than
-    they are. A pair whose seeds agree exactly, as those of counted models do, has what the others give it.
-    The degrees of freedom are limited to those that the rows and seeds have. The variance due to examples is
-    added. Differences below ``margin`` count as equivalence.
+    they are. A pair whose seeds agree exactly, as those of n-gram models do, gets its variance from the other
+    pairs. The degrees of freedom are capped at those of all pairs together (``degrees_of_freedom``), since
+    pairs that share a row are not independent. The variance due to examples is added. Differences below
+    ``margin`` count as equivalence.
     """
     from scipy.special import stdtr, stdtrit  # slow to import; commands without statistics need not wait
 
@@ -181,19 +187,24 @@ def compare_pairs(
     for pair, x in differences.items():
         tests[pair] = PairedTest(float(x.by_seed.mean()), by_seed=tuple(x.by_seed.tolist()))
     varied = {pair: x for pair, x in differences.items() if x.variance > 0}
-    # two pairs say too little of the variance of a third
-    enough = 2 if len(varied) >= MIN_VARIANCES else inf
-    testable = {pair: x for pair, x in differences.items() if pair in varied or len(x.by_seed) >= enough}
+    # Seeds that agree exactly give no variance. It is borrowed if enough other pairs have one: two say too
+    # little of the variance of a third.
+    can_borrow_variance = len(varied) >= MIN_VARIANCES
+    testable = {
+        pair: x
+        for pair, x in differences.items()
+        if pair in varied or (can_borrow_variance and len(x.by_seed) >= 2)
+    }
     if not testable:
         return tests
     own = np.array([x.variance for x in testable.values()])
     num_seeds = np.array([len(x.by_seed) for x in testable.values()])
     by_examples = np.array([x.example_variance for x in testable.values()])
-    standard_errors, freedom = _standard_errors(own, num_seeds, by_examples, degrees_of_freedom(varied))
+    standard_errors, dof = _standard_errors(own, num_seeds, by_examples, degrees_of_freedom(varied))
     means = np.array([x.by_seed.mean() for x in testable.values()])
-    half_widths = stdtrit(freedom, 1 - ALPHA / 2) * standard_errors
-    p = holm_adjust(2 * stdtr(freedom, -np.abs(means) / standard_errors))
-    p_not_equivalent = holm_adjust(stdtr(freedom, (np.abs(means) - margin) / standard_errors))
+    half_widths = stdtrit(dof, 1 - ALPHA / 2) * standard_errors
+    p = holm_adjust(2 * stdtr(dof, -np.abs(means) / standard_errors))
+    p_not_equivalent = holm_adjust(stdtr(dof, (np.abs(means) - margin) / standard_errors))
     for i, (pair, x) in enumerate(testable.items()):
         low, high = np.quantile(x.resampled_means(), (ALPHA / 2, 1 - ALPHA / 2)).tolist()
         tests[pair] = replace(
@@ -204,38 +215,40 @@ def compare_pairs(
             p=float(p[i]),
             p_not_equivalent=float(p_not_equivalent[i]),
             standard_error=float(standard_errors[i]),
-            degrees_of_freedom=float(freedom[i]),
+            degrees_of_freedom=float(dof[i]),
         )
     return tests
 
 
 def _standard_errors(
-    variances: np.ndarray, num_seeds: np.ndarray, example_variances: np.ndarray, most_freedom: int
+    variances: np.ndarray, num_seeds: np.ndarray, example_variances: np.ndarray, max_dof: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard error of each pair's mean difference, and its degrees of freedom, both [P].
 
-    variances: of each pair over its seeds. most_freedom: degrees of freedom of all pairs together.
+    variances: of each pair over its seeds. max_dof: degrees of freedom of all pairs together.
     """
-    moderated, freedom = moderated_variance(variances, num_seeds - 1)
-    freedom = np.minimum(freedom, np.maximum(num_seeds - 1, most_freedom))
-    return np.sqrt(np.maximum(variances, moderated) / num_seeds + example_variances), freedom
+    moderated, dof = moderated_variance(variances, num_seeds - 1)
+    dof = np.minimum(dof, np.maximum(num_seeds - 1, max_dof))
+    return np.sqrt(np.maximum(variances, moderated) / num_seeds + example_variances), dof
 
 
 def degrees_of_freedom(differences: Mapping[RowPair, PairedDifference]) -> int:
-    """Return the degrees of freedom within the rows of these pairs, minus those of the seeds' common effects.
+    """Return the degrees of freedom of a two-way layout of rows and seeds without interaction.
 
-    The sum over the pairs' own degrees of freedom is an upper limit, which pairs without a common row reach.
+    They are (R - 1) (S - 1) if all R rows of the pairs have S seeds: S - 1 within each row, less S - 1 for
+    the effects of a seed on all rows. The sum of the pairs' own degrees of freedom is an upper limit, which
+    pairs without a common row reach.
     """
-    return _freedom_of_seeds({pair: len(x.by_seed) for pair, x in differences.items()})
+    return _dof_from_seed_counts({pair: len(x.by_seed) for pair, x in differences.items()})
 
 
-def _freedom_of_seeds(num_seeds: Mapping[RowPair, int]) -> int:
+def _dof_from_seed_counts(num_seeds: Mapping[RowPair, int]) -> int:
     """Return ``degrees_of_freedom`` by the number of seeds of each pair."""
-    of_rows: dict[str, int] = {}
+    seeds_per_row: dict[str, int] = {}
     for pair, count in num_seeds.items():
         for row in pair:
-            of_rows[row] = max(of_rows.get(row, 0), count)
-    within_rows = sum(count - 1 for count in of_rows.values()) - (max(of_rows.values()) - 1)
+            seeds_per_row[row] = max(seeds_per_row.get(row, 0), count)
+    within_rows = sum(count - 1 for count in seeds_per_row.values()) - (max(seeds_per_row.values()) - 1)
     return min(within_rows, sum(count - 1 for count in num_seeds.values()))
 
 
@@ -265,48 +278,50 @@ def seed_intervals(by_seed: Sequence[float]) -> dict[str, tuple[float, float] | 
 
 
 @cache
-def expected_median_variance(freedom: tuple[int, ...]) -> float:
-    """Return the expected median of sample variances of unit noise, given their degrees of freedom.
+def expected_median_variance(dof: tuple[int, ...]) -> float:
+    """Return the expected median of independent sample variances of normal noise with variance 1.
 
-    The expectation of a middle one is the integral over x of the probability that it is above x.
+    dof: the degrees of freedom of each. The median is the middle order statistic, or the mean of the two in
+    the middle. The expectation of an order statistic is the integral over x of the probability that it is
+    above x.
     """
     from scipy.special import chdtr
 
     nodes, weights = np.polynomial.legendre.leggauss(200)
     t = (1 + nodes) / 2  # from (-1, 1) to (0, 1), and from there to (0, inf)
     x, dx = (t / (1 - t)) ** 2, weights * t / (1 - t) ** 3
-    count = np.zeros((len(freedom) + 1, len(x)))  # count[n]: probability that n variances are up to x
+    count = np.zeros((len(dof) + 1, len(x)))  # count[n]: probability that n variances are up to x
     count[0] = 1
-    for each in freedom:
+    for each in dof:
         below = chdtr(each, each * x)
         count[1:] = (1 - below) * count[1:] + below * count[:-1]
         count[0] *= 1 - below
-    middle = {(len(freedom) - 1) // 2, len(freedom) // 2}
-    return fmean(count[: rank + 1].sum(0) @ dx for rank in middle)
+    middle_ranks = {(len(dof) - 1) // 2, len(dof) // 2}
+    return fmean(count[: rank + 1].sum(0) @ dx for rank in middle_ranks)
 
 
-def moderated_variance(variances: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def moderated_variance(variances: np.ndarray, dof: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Shrink variances [P] towards their common value, and return them with their degrees of freedom [P].
 
     An inverse gamma prior is fitted to the mean and variance of their logarithms (Smyth 2004, section 6.2;
-    limma's ``squeezeVar``), without those that are zero. The more of their spread sampling explains, the more
-    they shrink.
+    limma's ``squeezeVar``), without those that are zero. If the variances differ no more than sampling
+    explains, all become equal; the more they differ beyond that, the less they are shrunk.
     """
     from scipy.optimize import brentq
     from scipy.special import digamma, polygamma
 
     known = variances > 0
     if known.sum() < MIN_VARIANCES:
-        return variances, freedom.astype(float)
-    half = freedom[known] / 2
+        return variances, dof.astype(float)
+    half = dof[known] / 2
     logs = np.log(variances[known]) - digamma(half) + np.log(half)
     spread = float(logs.var(ddof=1) - polygamma(1, half).mean())
     if spread < 1e-4:  # sampling alone explains it: the true variances are equal
         return np.full_like(variances, np.exp(logs.mean())), np.full(len(variances), inf)
     half_prior = brentq(lambda x: polygamma(1, x) - spread, 1e-3, 1e5)  # half its degrees of freedom
     prior = np.exp(logs.mean() + digamma(half_prior) - np.log(half_prior))
-    total = freedom + 2 * half_prior
-    return (2 * half_prior * prior + freedom * variances) / (2 * half_prior + freedom), total
+    total = dof + 2 * half_prior
+    return (2 * half_prior * prior + dof * variances) / (2 * half_prior + dof), total
 
 
 def holm_adjust(p: np.ndarray) -> np.ndarray:
@@ -322,8 +337,9 @@ class SimulatedTests(NamedTuple):
     Both are in standard deviations of the difference of two runs over seeds.
     """
 
-    found_from: np.ndarray  # true difference from which on each pair is found to differ
-    equivalent_from: np.ndarray  # margin from which on each pair, if its rows are equal, is found equivalent
+    detection_thresholds: np.ndarray  # smallest true difference at which the tests call each pair different
+    # smallest margin at which the tests call each pair, whose rows are equal, equivalent
+    equivalence_thresholds: np.ndarray
 
 
 @lru_cache(maxsize=64)
@@ -335,46 +351,50 @@ def simulate_tests(pairs: tuple[RowPair, ...], num_seeds: int, example_variance:
     Args:
         pairs: The pairs of rows that a table tests together, at least one.
         num_seeds: Seeds per row, at least 2.
-        example_variance: Variance of a difference over examples, over its variance over seeds with one seed.
+        example_variance: Variance of a difference due to the choice of examples, divided by its variance
+            between seeds (with one seed per row).
     """
     from scipy.special import stdtrit  # slow to import
 
     rng = np.random.default_rng(num_seeds)
     rows = sorted({row for pair in pairs for row in pair})
     first, second = (np.array([rows.index(pair[side]) for pair in pairs]) for side in (0, 1))
-    alpha, most_freedom = ALPHA / len(pairs), _freedom_of_seeds(dict.fromkeys(pairs, num_seeds))
-    found_from, equivalent_from = [], []
+    alpha, max_dof = ALPHA / len(pairs), _dof_from_seed_counts(dict.fromkeys(pairs, num_seeds))
+    detection_thresholds, equivalence_thresholds = [], []
     for _ in range(-(-NUM_SIMULATED // len(pairs))):
         noise = rng.normal(scale=sqrt(0.5), size=(len(rows), num_seeds))
         by_seed = noise[first] - noise[second]
-        errors, freedom = _standard_errors(
+        standard_errors, dof = _standard_errors(
             by_seed.var(axis=1, ddof=1),
             np.full(len(pairs), num_seeds),
             np.full(len(pairs), example_variance),
-            most_freedom,
+            max_dof,
         )
         by_examples = rng.normal(scale=sqrt(example_variance), size=(1 + NUM_SIMULATED, len(pairs)))
         means = by_seed.mean(axis=1) + by_examples[0]
-        found = stdtrit(freedom, 1 - alpha / 2) * errors - means
-        if num_seeds <= MAX_RESAMPLED:
+        threshold = stdtrit(dof, 1 - alpha / 2) * standard_errors - means
+        if num_seeds <= MAX_BOOTSTRAPPED_SEEDS:
             resampled = seed_weights(num_seeds)[:NUM_SIMULATED] @ by_seed.T + by_examples[0] + by_examples[1:]
-            found = np.maximum(found, -np.quantile(resampled, ALPHA / 2, axis=0))
-        found_from.append(found)
-        equivalent_from.append(np.abs(means) + stdtrit(freedom, 1 - alpha) * errors)
-    return SimulatedTests(np.concatenate(found_from), np.concatenate(equivalent_from))
+            threshold = np.maximum(threshold, -np.quantile(resampled, ALPHA / 2, axis=0))
+        detection_thresholds.append(threshold)
+        equivalence_thresholds.append(np.abs(means) + stdtrit(dof, 1 - alpha) * standard_errors)
+    return SimulatedTests(np.concatenate(detection_thresholds), np.concatenate(equivalence_thresholds))
 
 
 def outlying_seeds(rows: Mapping[str, Mapping[int, float]]) -> list[tuple[str, int]]:
-    """Return (row, seed) of values far from their row's median, in rows with three seeds or more."""
+    """Return (row, seed) of values far from their row's median, in rows with three seeds or more.
+
+    Far is more than OUTLIER_THRESHOLD times the median over these rows of their standard deviations.
+    """
     rows_with_enough_seeds = {row: seeds for row, seeds in rows.items() if len(seeds) > 2}
     if not rows_with_enough_seeds:
         return []
     stds = [float(np.std([*seeds.values()], ddof=1)) for seeds in rows_with_enough_seeds.values()]
-    typical_std = median(stds)
+    median_std = median(stds)
     outliers = []
     for row, seeds in rows_with_enough_seeds.items():
         center = median(seeds.values())
         for seed, value in seeds.items():
-            if abs(value - center) > OUTLIER_THRESHOLD * typical_std > 0:
+            if abs(value - center) > OUTLIER_THRESHOLD * median_std > 0:
                 outliers.append((row, seed))
     return outliers

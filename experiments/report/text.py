@@ -858,9 +858,9 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     if num_equivalent:
         margin = f"less than {EQUIVALENCE_MARGIN:.2g} standard deviations of a run apart"
         notes.append(f"{num_equivalent} of the undecided ({GROUP_TITLES[group]}) are equivalent: {margin}.")
-    tests = [v.test for _, v in main if v.test and v.test.degrees_of_freedom]
-    if tests:
-        notes.append(_power_note(comparison, tests, group))
+    tested = [(claim, v.test) for claim, v in main if v.test and v.test.degrees_of_freedom]
+    if tested:
+        notes.append(_power_note(comparison, tested, group))
     elif min(len(comparison.runs[name]) for name in rows) < 2:
         notes.append("A row with one seed decides nothing; train more with --seeds.")
     if any(verdict.word == "out of range" for judged in by_budget.values() for _, verdict in judged):
@@ -899,12 +899,23 @@ def _count_text(count: int) -> str:
     return "1 claim" if count == 1 else f"{count} claims"
 
 
-def _power_note(comparison: Comparison, tests: Sequence[PairedTest], group: Group) -> str:
-    """Return the smallest difference in a group that is found, as ``lm power`` computes it."""
-    counts = sorted({len(test.by_seed) for test in tests})
+def _power_note(comparison: Comparison, tested: Sequence[tuple[Claim, PairedTest]], group: Group) -> str:
+    """Return the smallest difference in a group that is found, as ``lm power`` computes it.
+
+    It is that of the tests of all claims of the table, also while some of their rows have no runs.
+    """
+    counts = sorted({len(test.by_seed) for _, test in tested})
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    smallest = measure_noise(comparison, group).smallest_difference(counts[0])
-    design = f"With {seeds} seeds per pair and {_count_text(len(tests))} of this table"
+    noise = measure_noise(comparison, group)
+    smallest = noise.smallest_difference(counts[0])
+    name = comparison.canonical_name
+    tested_pairs = {(name(claim.better), name(claim.worse)) for claim, _ in tested}
+    if len(tested_pairs) == len(noise.pairs):
+        tests = f"{_count_text(len(tested))} of this table"
+    else:
+        all_pairs = f"all {len(noise.pairs)} pairs of rows in this table's claims"
+        tests = f"{all_pairs} ({len(tested_pairs)} of them tested here)"
+    design = f"With {seeds} seeds per pair and {tests}"
     if smallest > MAX_DETECTABLE:
         return f"{design} hardly any difference is significant; train more with --seeds."
     return (

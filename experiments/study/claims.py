@@ -16,8 +16,10 @@ import numpy as np
 
 from experiments.study.table import Column, Conclusion, Half, Relation, Row, Table, pair_text
 
-SIGNIFICANT = 2.0  # standard errors by which a paper tells two rows apart: the T5 paper's rule
-REPLICATIONS = 10_000  # that are simulated
+# Two published rows differ if their means over the table's columns are this many standard errors of their
+# difference apart. The T5 paper's rule is two standard deviations of a run in a single column.
+SIGNIFICANT = 2.0
+REPLICATIONS = 10_000  # number of simulated repeats of a paper
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Claim:
 
 
 class VerdictCounts(NamedTuple):
-    """Holds how many claims have each verdict."""
+    """Holds how many claims have each verdict; simulations give means, which need not be whole numbers."""
 
     confirmed: float
     contradicted: float
@@ -59,12 +61,12 @@ class VerdictCounts(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The number of all claims."""
+        """Return the number of all claims."""
         return sum(self)
 
     @property
     def share_confirmed(self) -> float:
-        """The share of all claims that is confirmed; nan without claims."""
+        """Return the share of all claims that is confirmed; nan without claims."""
         return self.confirmed / self.total if self.total else float("nan")
 
 
@@ -72,14 +74,18 @@ def claims_to_test(table: Table) -> tuple[Claim, ...]:
     """Return the claims that our runs of a table are tested on: the paper's, and our own hypotheses.
 
     These are the pairs of rows whose published scores differ significantly, if the paper gives the noise of
-    its scores, and the table's conclusions; there need be no paper. Conclusions about a column of another
-    kind than the table's are left out. A table with ``surrogate_data`` has no claims, at any scale.
+    its scores, and the table's conclusions; there need be no paper. Conclusions about a column by which the
+    table does not compare its rows are left out (``is_tested``). A table with ``surrogate_data`` has no
+    claims, at any scale.
     """
     if table.surrogate_data:
         return ()
     rows = {row.key: row for row in table.rows}
     conclusions = [each for each in table.conclusions if is_tested(each, table)]
-    stated = {(each.better, each.worse): each for each in conclusions if each.relation == "better"}
+    stated: dict[tuple[str, str], list[Conclusion]] = {}  # a pair may have one for each half of the tasks
+    for each in conclusions:
+        if each.relation == "better":
+            stated.setdefault((each.better, each.worse), []).append(each)
     by_scores: set[tuple[str, str]] = set()
     derives_claims = has_noise(table)
     claims = []
@@ -91,11 +97,10 @@ def claims_to_test(table: Table) -> tuple[Claim, ...]:
         if z >= SIGNIFICANT:
             pair = better.key, worse.key
             by_scores.add(pair)
-            conclusion = stated.get(pair)
-            if conclusion is None:
-                claims.append(Claim(better, worse, z, ""))
+            if pair in stated:
+                claims += [Claim(better, worse, z, each.text, tasks=each.tasks) for each in stated[pair]]
             else:
-                claims.append(Claim(better, worse, z, conclusion.text, tasks=conclusion.tasks))
+                claims.append(Claim(better, worse, z, ""))
     equivalences = []
     for each in conclusions:
         if not {each.better, each.worse} <= rows.keys():
@@ -124,7 +129,7 @@ def is_tested(conclusion: Conclusion, table: Table) -> bool:
 
 
 def published_z(a: Row, b: Row, table: Table) -> float:
-    """Return the z of row a's published mean over C columns less row b's.
+    """Return the z of row a's published mean over C columns minus row b's.
 
     A score that is the mean of n runs has a variance of 1/n in the unit of ``standardized``, and columns are
     taken as independent, so that z = mean difference / sqrt((1/n_a + 1/n_b) / C).
@@ -137,19 +142,20 @@ def published_z(a: Row, b: Row, table: Table) -> float:
 def simulate_replication(table: Table) -> VerdictCounts:
     """Return how many of the paper's claims a replication with as much noise would confirm by the same rule.
 
-    The printed scores are noisy too, so a replication differs from them with twice the variance of a printed
-    score. The counts are means over many simulated replications.
+    The claims follow from printed scores, which are noisy too, so a replication differs from them with twice
+    the variance of a printed score. (The tau of ``paper_order`` takes the printed scores for the true ones.)
+    The counts are means over many simulated replications.
     """
     claims = [claim for claim in claims_to_test(table) if claim.z is not None]
     if not claims:
         return VerdictCounts(0, 0, 0)
     rows = published_rows(table)
-    simulated = simulate_published_means(rows, table, 2.0)
+    simulated = simulate_published_means(rows, table, variance=2.0)
     means = dict(zip((row.name for row in rows), simulated, strict=True))
-    columns = len(table.columns)
+    num_columns = len(table.columns)
     confirmed = contradicted = 0.0
     for claim in claims:
-        variance = (1 / claim.better.published_runs + 1 / claim.worse.published_runs) / columns
+        variance = (1 / claim.better.published_runs + 1 / claim.worse.published_runs) / num_columns
         z = (means[claim.better.name] - means[claim.worse.name]) / sqrt(variance)
         confirmed += float((z >= SIGNIFICANT).mean())
         contradicted += float((-z >= SIGNIFICANT).mean())
@@ -157,7 +163,7 @@ def simulate_replication(table: Table) -> VerdictCounts:
 
 
 def simulate_published_means(rows: Sequence[Row], table: Table, variance: float = 1.0) -> np.ndarray:
-    """Return the rows' published means over the table's columns with new noise, [rows, REPLICATIONS].
+    """Return the rows' published means over the table's columns plus noise, [rows, REPLICATIONS].
 
     variance: of the noise, as a multiple of that of the printed scores.
     """
@@ -170,8 +176,8 @@ def simulate_published_means(rows: Sequence[Row], table: Table, variance: float 
 def published_means(table: Table) -> dict[str, float]:
     """Return row -> its published mean over the table's columns; a higher mean is better.
 
-    Columns are in deviations of a single run. Where the paper does not give these, a column is in standard
-    deviations over the table's rows.
+    Columns are in standard deviations of a single run. Where the paper does not give these, a column is in
+    standard deviations over the table's rows.
     """
     rows, columns = published_rows(table), compared_columns(table)
     if not rows:
@@ -205,10 +211,10 @@ def has_noise(table: Table) -> bool:
 
 
 def standardized(row: Row, table: Table) -> np.ndarray:
-    """Return a row's published scores in deviations of a single run, [columns]; more is better.
+    """Return a row's published scores in standard deviations of a single run, [columns]; more is better.
 
     The columns are those by which the paper compares the rows of ``table``. ValueError if it does not give
-    the deviation of one.
+    the standard deviation of one.
     """
     scores = []
     for column in compared_columns(table):

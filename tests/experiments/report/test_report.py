@@ -997,6 +997,20 @@ def test_a_report_says_how_far_its_order_predicts_that_of_another(tmp_path, caps
     assert "--against nan should be a scale" in capsys.readouterr().err
 
 
+def test_runs_of_the_other_scale_that_do_not_count_are_named_in_the_report(tmp_path):
+    runs = study(tmp_path)
+    for name in NAMES[:2]:
+        folder = run_folder(runs, "mini", name, 0, {})
+        save_settings(folder, build(name, "mini", {"seed": 0}))
+        write_result(folder, {"columns": {}, "tasks": {}, "held_out_loss": 3.0, "seconds": 1.0, "tokens": 9})
+    (folder / "scores.json").write_text("{}")
+    made, text = written(runs, against="mini")
+    (line,) = made.left_out
+    assert str(folder) in line
+    assert str(folder) in text.partition("Not counted:")[2].partition("##")[0]
+    assert str(folder) in made.path.with_suffix(".html").read_text()
+
+
 def test_a_scale_without_runs_names_the_scales_that_have_them(tmp_path, capsys):
     finish(tmp_path, NAMES[0], 0, 50.0)
     assert dispatch(["report", "t5/6-corruption-rate", "--scale", "mini", "--runs", str(tmp_path)]) == 2

@@ -175,7 +175,9 @@ HYPOTHESES = (("0", "1"), ("2", "1"), ("3", "2"), ("4", "2"), ("5", "6"))  # of 
 def test_simulated_tests_find_what_the_tests_of_a_table_find(seeds):
     rng, trials = np.random.default_rng(seeds), 300
     simulation = simulate_tests(HYPOTHESES, seeds, 0.0)
-    effect = np.sqrt(2) * float(np.quantile(simulation.found_from, POWER))  # rows with noise of variance 1
+    effect = np.sqrt(2) * float(
+        np.quantile(simulation.detection_thresholds, POWER)
+    )  # rows with noise of variance 1
     scale = 0.3  # of rows that are equal, of which about half are then found equivalent
     found = equivalent = 0
     for _ in range(trials):
@@ -190,13 +192,13 @@ def test_simulated_tests_find_what_the_tests_of_a_table_find(seeds):
         error, freedom = test.standard_error, test.degrees_of_freedom
         equivalent += scipy.stats.t.cdf((abs(test.mean) - MARGIN) / error, freedom) < ALPHA / len(HYPOTHESES)
     assert abs(found / trials - POWER) < 3 * (POWER * (1 - POWER) / trials) ** 0.5 + 0.02, "and Holm's steps"
-    share = float(np.mean(simulation.equivalent_from < MARGIN / (scale * np.sqrt(2))))
+    share = float(np.mean(simulation.equivalence_thresholds < MARGIN / (scale * np.sqrt(2))))
     assert abs(equivalent / trials - share) < 3 * (share * (1 - share) / trials) ** 0.5 + 0.01
 
 
 def test_the_noise_of_examples_is_not_lessened_by_seeds():
     few, many = (simulate_tests(HYPOTHESES, seeds, 0.5) for seeds in (50, 1_000))
-    effects = [float(np.quantile(each.found_from, POWER)) for each in (few, many)]
+    effects = [float(np.quantile(each.detection_thresholds, POWER)) for each in (few, many)]
     assert effects[1] < effects[0] < 1.1 * effects[1]
 
 

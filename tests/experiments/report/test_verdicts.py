@@ -27,7 +27,7 @@ from experiments.runs.plateau import plateau_note
 from experiments.runs.result import Result
 from experiments.runs.task_scores import write_example_values
 from experiments.study.claims import VerdictCounts
-from experiments.study.registry import TABLES, build, find, tables_of
+from experiments.study.registry import REGISTRY, TABLES, build, find, tables_of
 from experiments.study.table import Conclusion
 from lm.config.base import SettingError, change
 from lm.files import json_with_checksum, write
@@ -294,12 +294,36 @@ def test_a_table_tells_differences_that_shrink_with_the_root_of_the_number_of_se
         measure_noise(alone, "reading")
 
 
+def test_a_table_whose_rows_are_all_one_experiment_has_no_power_and_says_so(tmp_path, monkeypatch):
+    """A table of the baseline alone, whose noise the control shows, and rows that settings make equal."""
+    comparison = study(tmp_path)
+    control = "t5/6-corruption-rate/50"
+    monkeypatch.setattr("experiments.report.comparison.START_ONLY_ROW", control)
+    comparison.runs[control] = [run(tmp_path, control, seed, 2.5) for seed in range(5)]
+    comparison.experiments[control] = change(comparison.experiments[BASE], "objective.rate", 0.5)
+    alone = replace(TABLE, rows=(REGISTRY[BASE],), conclusions=())
+    equal = comparison.experiments | dict.fromkeys(NAMES, comparison.experiments[BASE])
+    for table, experiments in ((alone, comparison.experiments), (TABLE, equal)):
+        with pytest.raises(SettingError, match="no two of its rows differ"):
+            measure_noise(Comparison(table, comparison.runs, experiments, pytest.fail), "reading")
+
+
+def test_power_is_that_of_the_tests_against_the_baseline_where_settings_make_all_claimed_pairs_equal(
+    tmp_path,
+):
+    comparison = study(tmp_path)
+    same = comparison.experiments[NAMES[0]]
+    experiments = comparison.experiments | dict.fromkeys(NAMES, same)
+    noise = measure_noise(Comparison(TABLE, comparison.runs, experiments, pytest.fail), "reading")
+    assert noise.pairs == ((NAMES[0], BASE),)
+
+
 def test_the_seeds_that_find_a_difference_are_the_fewest_that_do(tmp_path):
     noise = measure_noise(study(tmp_path), "reading")
     for count in (2, 3, 5, 10):
         assert noise.seeds_to_find(noise.smallest_difference(count)) == count
     # of the examples alone, whose noise more seeds do not lessen
-    noise = replace(noise, over_examples=1.0)
+    noise = replace(noise, example_variance=1.0)
     assert noise.seeds_to_find(0.5) is None
     (sheet,) = seeds_sheet({"reading": noise}, 0.5).values()
     assert sheet["reading"][0].text == "more than 1,000"
@@ -307,13 +331,13 @@ def test_the_seeds_that_find_a_difference_are_the_fewest_that_do(tmp_path):
 
 def test_the_noise_of_a_pilot_is_within_the_limit_that_is_printed(tmp_path):
     noise = measure_noise(study(tmp_path, seeds=2), "reading")
-    freedom = noise.measured_freedom
-    assert freedom == noise.measured_rows - 1, "two seeds of each row, whose common effects do not count"
+    dof = noise.measured_dof
+    assert dof == noise.measured_rows - 1, "two seeds of each row, whose common effects do not count"
     rng = np.random.default_rng(0)
-    estimated = np.sqrt(rng.chisquare(freedom, size=100_000) / freedom)  # true noise: 1
-    assert (estimated * noise.largest_factor < 1).mean() == pytest.approx(0.05, abs=0.003)
+    estimated = np.sqrt(rng.chisquare(dof, size=100_000) / dof)  # true noise: 1
+    assert (estimated * noise.std_upper_factor < 1).mean() == pytest.approx(0.05, abs=0.003)
     more = measure_noise(study(tmp_path), "reading")
-    assert more.largest_factor < noise.largest_factor
+    assert more.std_upper_factor < noise.std_upper_factor
 
 
 def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_per_byte_are_better(tmp_path):
@@ -476,6 +500,17 @@ def test_a_table_says_how_many_seeds_its_own_rows_have(tmp_path):
     comparison.runs["t5/6-corruption-rate/10"] = [elsewhere]  # as of a report on several tables
     said = " ".join(text.claims_notes(comparison, comparison.verdicts()))
     assert "With 5 seeds per pair" in said and "one seed" not in said
+
+
+def test_the_power_beside_the_claims_names_the_tests_that_it_is_of(tmp_path):
+    comparison = study(tmp_path)
+    said = " ".join(text.claims_notes(comparison, comparison.verdicts()))
+    assert "With 5 seeds per pair and 3 claims of this table, a difference of" in said
+    comparison.runs["t5/4-objective/deshuffling"] = []  # the power is still that of all three tests
+    part = Comparison(TABLE, comparison.runs, comparison.experiments, pytest.fail)
+    said = " ".join(text.claims_notes(part, part.verdicts()))
+    assert len(measure_noise(part, "reading").pairs) == 3
+    assert "and all 3 pairs of rows in this table's claims (1 of them tested here), a difference of" in said
 
 
 def test_claims_about_rows_that_were_made_of_other_things_are_marked(tmp_path):

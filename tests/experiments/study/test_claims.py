@@ -77,6 +77,19 @@ def test_a_conclusion_about_a_half_of_the_tasks_stays_so_where_the_papers_noise_
     assert (claim.tasks, claim.z is None) == ("language", False)
 
 
+@pytest.mark.parametrize("paper", [PAPER, None], ids=["with noise", "without"])
+def test_conclusions_about_each_half_of_the_tasks_are_two_claims_on_one_pair(paper):
+    halves = [replace(SAID[0], tasks=half, text=f"better at {half}") for half in ("reading", "language")]
+    table = replace(own_table(paper), conclusions=tuple(halves))
+    claims = [claim for claim in claims_to_test(table) if claim.conclusion]
+    assert [(claim.tasks, claim.conclusion) for claim in claims] == [
+        ("reading", "better at reading"),
+        ("language", "better at language"),
+    ]
+    assert {claim.pair for claim in claims} == {"best > worse"}
+    assert {claim.z is None for claim in claims} == {paper is None}
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
