@@ -269,9 +269,9 @@ def budget_curve(run: Result, metrics: Sequence[Metric], experiment: Experiment)
         for updates, best in branches.items():
             points.setdefault(int(updates), {})[task] = best
     scores: dict[int, TaskScores] = {
-        updates: early
-        for updates, early in sorted(points.items())
-        if updates < num_updates and all(metric.value(early) is not None for metric in metrics)
+        updates: task_scores
+        for updates, task_scores in sorted(points.items())
+        if updates < num_updates and all(metric.value(task_scores) is not None for metric in metrics)
     }
     scores[num_updates] = run_scores(run)
     branch_updates = np.array(list(scores), float)
