@@ -95,9 +95,9 @@ CROSS_HEADS: Condition = TWO_STACKS | {"cross_attention.kind": BY_HEADS}
 CROSS_ROTARY: Condition = CROSS_HEADS | {"positions.kind": ("rotary",)}
 ATTENTION: Conditions = (SELF_ATTENTION, CROSS_HEADS)
 NORMED: Condition = {"norm.kind": ("rms", "layer")}
+# Models whose rows end at ``positions.max_length`` (``ModelConfig.has_max_length``).
 ROW_LENGTHS: Conditions = (
     {"positions.kind": ("learned", "relative-and-learned")},
-    {"sparsity.random_blocks": ABOVE_0},
     {"mixer.kind": ("synthesizer",)},
 )
 WINDOWED: Conditions = tuple(
