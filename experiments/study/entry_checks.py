@@ -76,13 +76,14 @@ def check_noise(name: str, noise: Noise) -> None:
         return
     if not isinstance(counts, NoiseCounts):
         raise SettingError(
-            f"the counts of NOISES[{name!r}] should be NoiseCounts(tokens, spans, visible_spans)"
+            f"the counts of NOISES[{name!r}] should be NoiseCounts({', '.join(NoiseCounts._fields)})"
         )
     is_text = length_mask(LENGTHS, width)
     hidden, visible = mask & is_text, ~mask & is_text
     of_mask = NoiseCounts(hidden.sum(1), run_starts(hidden).sum(1), run_starts(visible).sum(1))
     for field, count, actual in zip(NoiseCounts._fields, map(np.asarray, counts), of_mask, strict=True):
-        if count.shape == actual.shape and (count == actual if field == "tokens" else count >= actual).all():
+        is_exact = field == "num_noise_tokens"
+        if count.shape == actual.shape and (count == actual if is_exact else count >= actual).all():
             continue
         raise SettingError(
             f"the counts of NOISES[{name!r}] give {field}={count.tolist()} for texts of {LENGTHS.tolist()} "

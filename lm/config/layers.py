@@ -284,7 +284,7 @@ class PositionsConfig:
     # of them (DeBERTa); relative-sinusoids: the product of the query with a projection of the sinusoid of
     # each of them, and learned biases of queries (Transformer-XL, XLNet)
     kind: Positions = "relative"
-    # longest row with learned positions, random blocks or a synthesizer [tokens]
+    # longest row with learned positions or a synthesizer [tokens]
     max_length: int = 512
     # number of unused rows before the learned positions; 2 in BART and RoBERTa [rows]
     offset: int = setting(0, LEARNED)

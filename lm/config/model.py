@@ -60,7 +60,7 @@ HeadDense = Literal["none", "tanh", "relu", "gelu"]
 # of each attention, own and cross; "mlp" is all matrices of the feed-forward layer
 LoraMatrix = Literal["query", "key", "value", "out", "mlp"]
 # replaced-token and generator: the model reads a generator's samples, and classifies tokens or restores the
-# text's; copy: a gate by which it may predict the token that it reads (Clark et al. 2020, section 3.3)
+# text's; copy: a gate by which it may predict the token that it reads (Clark et al. 2020, section 3.5)
 # backward: a second language model, which reads the text from its end (ELMo)
 # query-stream: states that predict tokens without having read them (XLNet, Yang et al. 2019)
 PretrainingHead = Literal[
@@ -95,9 +95,9 @@ CROSS_HEADS: Condition = TWO_STACKS | {"cross_attention.kind": BY_HEADS}
 CROSS_ROTARY: Condition = CROSS_HEADS | {"positions.kind": ("rotary",)}
 ATTENTION: Conditions = (SELF_ATTENTION, CROSS_HEADS)
 NORMED: Condition = {"norm.kind": ("rms", "layer")}
+# Models whose rows end at ``positions.max_length`` (``ModelConfig.has_max_length``).
 ROW_LENGTHS: Conditions = (
     {"positions.kind": ("learned", "relative-and-learned")},
-    {"sparsity.random_blocks": ABOVE_0},
     {"mixer.kind": ("synthesizer",)},
 )
 WINDOWED: Conditions = tuple(

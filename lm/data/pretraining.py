@@ -191,8 +191,8 @@ def segmentation_objective(objective: Objective, architecture: str) -> Objective
 def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) -> np.ndarray:
     """Return the corruption mask, bool [B,L], True on noise, reduced until it fits.
 
-    It fits if there is a sentinel for each span, and if targets have at most ``max_targets`` tokens, with EOS
-    if there is one.
+    It fits if there is a sentinel for each span, and if targets have at most ``max_targets`` tokens. One of
+    these is for EOS unless ``eos`` is "none".
     """
     is_token = length_mask(texts.lengths, texts.uniforms.shape[2])
     noise = objective.draw_noise(texts) & is_token
@@ -200,7 +200,7 @@ def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) 
         if "sentinels" in (objective.inputs, objective.targets):
             noise = limit_spans(noise, is_token, texts.uniforms[:, 0], texts.num_sentinels)
         if objective.targets in ("sentinels", "drop"):
-            # ``trim_targets`` always reserves one token for EOS; give it back if there is none.
+            # ``trim_targets`` always reserves one token for EOS; give it back if ``eos`` is "none".
             room = max_targets + (not objective.writes_eos)
             noise = trim_targets(noise, is_token, objective.targets == "sentinels", room)
     return noise

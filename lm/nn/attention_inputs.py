@@ -1,6 +1,7 @@
 """Positions, masks and biases: computed once per stack from settings and a batch, and shared by its blocks.
 
-Shapes: B rows, T queries, S keys, N heads, D features. A side of a batch is the arrays of one stack.
+Shapes: B rows, T queries, S keys, N heads, K key heads of width H, D features. A side of a batch is the
+arrays of one stack.
 """
 
 from collections.abc import Callable
@@ -45,10 +46,12 @@ from lm.ops.positions import (
 
 
 def check_row_length(config: ModelConfig, side: Side, name: str) -> None:
-    """Raise SettingError for rows longer than learned positions, unless the batch has positions."""
+    """Raise SettingError for rows longer than ``positions.max_length``, unless the batch has positions.
+
+    Only models with learned positions or a synthesizer have this limit.
+    """
     length, max_length = side.tokens.shape[1], config.positions.max_length
-    is_limited = config.positions.is_learned or config.mixer.kind == "synthesizer"
-    if is_limited and length > max_length and side.positions is None:
+    if config.has_max_length and length > max_length and side.positions is None:
         raise SettingError(
             f"rows of {length} tokens are longer than model.positions.max_length={max_length}: positions are "
             f"learned only up to there. Truncate the {name}'s tokens or, if a row packs several short texts, "
@@ -70,7 +73,8 @@ class AttentionInputs(NamedTuple):
     """
 
     mask: AnyMask = None  # bool [B|1,1,T,S]
-    # float32 [R/2]: rotary frequencies of layers with a window; None: those of model.positions.rotary
+    # float32 [rotated features of a head / 2]: rotary frequencies of layers with a window; None: those of
+    # model.positions.rotary
     frequencies: Array | np.ndarray | None = None
     # one for each layer, if their windows differ; replace ``mask`` and ``frequencies``
     layer_inputs: tuple[LayerInputs, ...] = ()
@@ -101,7 +105,8 @@ class AttentionInputs(NamedTuple):
     cross_mask: AnyMask = None  # bool [B,1,T,S]
     # [B,T|1,D]: the encoder's last state, from which a recurrent decoder without cross-attention starts
     encoder_state: Array | None = None
-    # in a layer that makes rows shorter (a funnel's): pools attention's output [B,T,D] to [B,R,D]
+    # in a layer that makes rows shorter (a funnel's): pools the sum of attention's input and output [B,T,D]
+    # to [B,R,D], where R is T / model.funnel.size rounded up
     pool: Callable[[Array], Array] | None = None
     pooled: "AttentionInputs | None" = None  # inputs of the layers after the pooling layer
     cache_index: Array | None = None  # int32 [B]: index in the cache at which to write; None: no cache
@@ -149,6 +154,7 @@ def make_attention_inputs(
     segments, positions = stack_side.segment_ids, positions_of(stack_side)
     has_positions = stack_side.positions is not None
 
+    # the ids of positions, by name, that masks compare (``MaskSpec``)
     mask_ids: dict[str, Array | None] = {"segment": segments}
     if config.architecture == "prefix-decoder":
         if stack_side.causal_attention is None:
@@ -158,14 +164,14 @@ def make_attention_inputs(
     # Only encoders take global positions from the batch: a decoder's cache does not hold them.
     batch_globals = None if is_decoder else stack_side.global_attention
     global_tokens = _global_tokens(config, positions, batch_globals)
-    windows = config.windows(side)
-    window_ids: dict[str, Array | None] = {}
+    windows = config.windows(side)  # of each layer [blocks]; None: the layer attends to all positions
+    window_ids: dict[str, Array | None] = {}  # further ids, which a window compares
     if config.has_window(side):
         # Unless the batch has positions, a window compares indices in the row, whose differences within a
         # segment are the same. Indices need no ids, and let a kernel skip tiles.
         sparsity = config.sparsity
-        by_index = not has_positions and sparsity.block == 1 and not sparsity.random_blocks
-        window_ids["position"] = None if by_index else positions // sparsity.block
+        compares_indices = not has_positions and sparsity.block == 1 and not sparsity.random_blocks
+        window_ids["position"] = None if compares_indices else positions // sparsity.block
         window_ids["global"] = global_tokens
 
     def window_mask(window: int | None) -> AttentionMask | None:
@@ -373,7 +379,7 @@ def positions_in_segments(
 
 
 def _mask_spec(config: ModelConfig, causal: bool, window: int | None, length: int) -> MaskSpec:
-    """Return the spec of the mask for rows of ``length``; ``window`` is in blocks, None: no window."""
+    """Return the mask's spec for rows of ``length`` tokens and a ``window`` [blocks]; None: no window."""
     if window is None:
         return MaskSpec(causal)
     sparsity = config.sparsity
@@ -412,12 +418,12 @@ def _with_layers(
     They are one for all layers or, if their windows differ, one for each.
     """
     rotary, width = config.positions.rotary, config.attention.d_kv
-    own_frequencies = None
+    window_frequencies = None
     if rotary.for_window_layers() != rotary and config.positions.kind == "rotary":
-        own_frequencies, _ = rotary.for_window_layers().frequencies(width)
+        window_frequencies, _ = rotary.for_window_layers().frequencies(width)
 
     def inputs_of(window: int | None) -> LayerInputs:
-        return LayerInputs(window_mask(window), None if window is None else own_frequencies)
+        return LayerInputs(window_mask(window), None if window is None else window_frequencies)
 
     by_window = {window: inputs_of(window) for window in windows}
     if len(by_window) == 1:

@@ -1,5 +1,8 @@
 """A block: a token mixer and, as the settings say, cross-attention, a feed-forward layer and an adapter.
 
+A sub-layer is one of these layers. A residual branch is a sub-layer with the norms, the scale and the gate
+around it, whose output is added to x.
+
 Shapes: B rows, T positions, D = d_model, S positions of the encoder, N heads, M heads of cross-attention.
 """
 
@@ -101,6 +104,7 @@ class Block(Module):
         self.attention_gate = make_gate(config, rngs)
         self.cross_gate = make_gate(config, rngs) if self.cross is not None else None
         self.mlp_gate = make_gate(config, rngs) if has_mlp else None
+        # Adds the embedding of this layer, a step of a Universal Transformer, to x; other models add nothing.
         self.step_embedding = make_step_embedding(config, rngs)
         apply_fixup(config, self)
         self.adapter = Adapter(config, rngs) if config.mlp.adapter_width else None
@@ -277,23 +281,24 @@ class Block(Module):
         """Return the output [B,T,D] of a cross-attention from h [B,T,D] to the encoder's keys and values."""
         rows = len(kv.key)
         queries = h.reshape(rows, -1, h.shape[-1])  # a row's beams become more queries of the same keys
-        return attention.attend_to(queries, kv, self._cross_inputs(inputs, rows), dropout_mask).reshape(
-            h.shape
-        )
+        output = attention.attend_to(queries, kv, self._cross_inputs(inputs, rows), dropout_mask)
+        return output.reshape(h.shape)
 
     def _cross_inputs(self, inputs: AttentionInputs, rows: int) -> AttentionInputs:
         """Return the inputs of cross-attention to keys of ``rows`` rows, whose beams are further queries."""
         if self.config.cross_attention.positions == "none":
-            return AttentionInputs(inputs.cross_mask)
+            return AttentionInputs(mask=inputs.cross_mask)
         positions = inputs.positions
+        # Positions [1,T] are the same for all rows. Otherwise the beams of a row, which are adjacent, become
+        # one row of queries.
         if len(positions) > 1:
             positions = positions.reshape(rows, -1)
-        return AttentionInputs(inputs.cross_mask, positions=positions)
+        return AttentionInputs(mask=inputs.cross_mask, positions=positions)
 
     def _sublayer_input(self, block_input: Array, x: Array, norm: Any) -> Array:
         """Return a sub-layer's input: x, or the block's input if parallel; normalised unless post-norm.
 
-        ``norm`` None: all sub-layers share the norm of the mixer.
+        If ``norm`` is None, all sub-layers share the norm of the mixer's branch.
         """
         if self.config.residual == "post-norm":
             return x  # normalised by ``_add``

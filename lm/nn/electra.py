@@ -1,6 +1,6 @@
 """ELECTRA: a generator that replaces tokens, and a discriminator that finds or restores them.
 
-Source: Clark et al. 2020; the discriminators that restore tokens are of section 3.3 and Table 5.
+Source: Clark et al. 2020; the discriminators that restore tokens are of section 3.5 and Table 5.
 """
 
 from dataclasses import replace

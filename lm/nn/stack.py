@@ -1,6 +1,7 @@
 """A stack of blocks: an encoder or a decoder without the embedding of tokens.
 
-Shapes: B rows, T positions, D = d_model, S keys, N query heads, K key heads of width H.
+Shapes: B rows, T positions, D = d_model, S positions of the encoder, N query heads, M heads of
+cross-attention, K key heads of width H.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ SHARED_MODULE_GROUPS = {
     "mlp": ("mlp_norm", "mlp", "experts", "mlp_scale", "mlp_output_norm", "adapter"),
 }
 
-# Make what takes the place of a module of a block in layers that lack it.
+# Functions that return what stands in place of a module in the layers that lack it: None or Identity.
 PLACEHOLDERS: dict[str, Callable[[], Any]] = {
     "attention_norm": Identity,
     "mlp": lambda: None,
@@ -108,6 +109,8 @@ class Stack(Module):
             keys = jax.random.split(rngs.params(), num_layers)
             embeddings = jax.vmap(lambda key: StepEmbedding(config, nnx.Rngs(params=key)))(keys)
             self.blocks.step_embedding = add_layers_axis(embeddings)
+        # Adaptive computation time of each position (Universal Transformer). In all other models its state is
+        # the input of the next block: ``step`` returns the block's output, ``input`` and ``end`` the state.
         self.halting = make_halting(config, rngs)
         self.has_product_key_memory = config.has_product_key_memory(has_cross_attention)
         for name, layers in self._layers_by_module.items():
@@ -141,10 +144,11 @@ class Stack(Module):
         stack_masks, block_masks = self._draw_dropout_masks(x, inputs, key)
 
         def run_block(block, state, args, inputs):
+            """Return the halting state after a block, and the block's carry, router statistics and input."""
             x = self.halting.input(state)
             y, carry, router = block(x, inputs, *args)
-            halting_input = block.step_embedding(x, inputs.positions)
-            state = self.halting.step(state, halting_input, y)
+            embedded_x = block.step_embedding(x, inputs.positions)  # as the block itself embeds it
+            state = self.halting.step(state, embedded_x, y)
             return state, (carry, router, x if self.returns_block_inputs else None)
 
         state = self.halting.start(self._first_block_input(x, token_types, inputs, stack_masks.get("in")))
@@ -189,10 +193,11 @@ class Stack(Module):
         """
 
         def run_block(block, state, encoder_kv, inputs):
+            """Return the halting state after a block, and the block's input."""
             x = self.halting.input(state)
             y = block(x, inputs, {}, None, encoder_kv).x
-            halting_input = block.step_embedding(x, inputs.positions)
-            return self.halting.step(state, halting_input, y), x
+            embedded_x = block.step_embedding(x, inputs.positions)
+            return self.halting.step(state, embedded_x, y), x
 
         state = self.halting.start(self._first_block_input(x, token_types, inputs, None))
         state, block_inputs = self._run(run_block, state, encoder_kv, inputs)
@@ -204,12 +209,14 @@ class Stack(Module):
         inputs: AttentionInputs,
         encoder_kv: LayerCache | None = None,
     ) -> tuple[Float32[Array, "layers B N T T"] | None, Float32[Array, "layers B M T S"] | None]:
-        """Return the weights of self- and cross-attention, float32 [layers,B,N,T,S], given ``hidden_states``.
+        """Return the weights of self-attention, float32 [layers,B,N,T,T], and of cross-attention.
 
-        Either is None if the stack lacks that attention.
+        The latter are float32 [layers,B,M,T,S]. Either is None if the stack lacks that attention. ``hidden``
+        is what ``hidden_states`` returns.
         """
 
         def run_block(block, _, args, inputs):
+            """Return no state, and the block's weights."""
             x, encoder_kv = args
             return None, block.attention_weights(x, inputs, encoder_kv)
 
@@ -218,9 +225,10 @@ class Stack(Module):
     def mixer_inputs(
         self, hidden: Float[Array, "_ B T D"], inputs: AttentionInputs
     ) -> Float[Array, "layers B T D"]:
-        """Return the input of each block's mixer, [layers,B,T,D], given ``hidden_states``."""
+        """Return the input of each block's mixer, [layers,B,T,D], given what ``hidden_states`` returns."""
 
         def run_block(block, _, x, inputs):
+            """Return no state, and the input of the block's mixer."""
             return None, block.mixer_input(x, inputs)
 
         return self._run(run_block, None, hidden[:-1], inputs)[1]
@@ -238,9 +246,10 @@ class Stack(Module):
     def _run(self, run_block: Callable, x: Any, layer_args: Any, inputs: AttentionInputs) -> tuple[Any, Any]:
         """Apply ``run_block`` to block after block; return the last x and the stacked results of all blocks.
 
-        ``layer_args`` is a tree of further arguments, with leaves [layers,...]. ``run_block(block, x, args,
-        inputs)`` receives the slice of ``layer_args`` for one layer, and returns the next x and a result. In
-        an unstacked stack, arguments and results are tuples by layer instead.
+        ``x`` is what one block passes to the next: the state of ``halting``, or None. ``layer_args`` is a
+        tree of further arguments, with leaves [layers,...]. ``run_block(block, x, args, inputs)`` receives
+        the slice of ``layer_args`` for one layer, and returns the next x and a result. In an unstacked stack,
+        arguments and results are tuples by layer instead.
         """
         config = self.config
         if isinstance(self.blocks, nnx.List):
@@ -257,6 +266,7 @@ class Stack(Module):
             one_layer = jax.checkpoint(one_layer, policy=policy, prevent_cse=not is_scanned)
         if not is_scanned:
             return self._run_unrolled(one_layer, x, layer_args, inputs)
+        # All layers have the same mask and frequencies, or they would not be scanned.
         shared_inputs = inputs.inputs_per_layer(1)[0]
         parameters, treedef = jax.tree.flatten(self.blocks)
 
@@ -268,7 +278,8 @@ class Stack(Module):
             ]
             return one_layer(jax.tree.unflatten(treedef, leaves), x, args, shared_inputs)
 
-        # Shared parameters are not scanned over; None, an empty pytree, takes their place.
+        # Parameters that all layers share have a leading axis of length 1 and are not scanned over. None, an
+        # empty pytree, stands for them, and ``scanned_layer`` puts the array in its place.
         scanned = [None if len(array) < self.num_layers else array for array in parameters]
         return jax.lax.scan(scanned_layer, x, (scanned, layer_args), length=self.num_layers)
 
@@ -401,7 +412,7 @@ def layers_by_module(
         by_module["experts"] = expert_layers
         by_module["mlp"] = tuple(layer for layer in layers if layer not in expert_layers)
     if has_product_key_memory:
-        memory_layer = num_layers + config.memory.layer
+        memory_layer = num_layers + config.memory.layer  # counted from the last layer, -1
         by_module["memory"] = (memory_layer,)
         by_module["mlp"] = tuple(layer for layer in layers if layer != memory_layer)
     if config.embedding.convolution:

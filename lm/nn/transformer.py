@@ -78,17 +78,31 @@ class Transformer(Module):
         # If encoder and decoder share one stack, it is ``decoder``.
         has_own_encoder = config.architecture in ("encoder-decoder", "encoder")
 
-        def stack(side: str, config: ModelConfig, num_layers: int, has_cross_attention: bool) -> Stack:
-            is_funnel = side == "encoder" and config.funnel.blocks > 1
-            make = FunnelStack if is_funnel else Stack
-            return make(config, rngs, num_layers, has_cross_attention, config.shares_layers(side))
+        def make_encoder() -> Stack:
+            stack_class = FunnelStack if config.funnel.blocks > 1 else Stack
+            return stack_class(
+                config.encoder_config,
+                rngs,
+                config.num_encoder_layers,
+                has_cross_attention=False,
+                shares_layers=config.shares_layers("encoder"),
+            )
 
-        encoder = "encoder", config.encoder_config, config.num_encoder_layers, False
-        decoder = "decoder", config, config.num_decoder_layers, config.has_encoder
-        self.encoder = stack(*encoder) if has_own_encoder else None
-        self.decoder = stack(*decoder) if config.has_decoder else None
-        # D -> d_embed before tied logits; checkpoints call it so
+        def make_decoder() -> Stack:
+            return Stack(
+                config,
+                rngs,
+                config.num_decoder_layers,
+                has_cross_attention=config.has_encoder,
+                shares_layers=config.shares_layers("decoder"),
+            )
+
+        self.encoder = make_encoder() if has_own_encoder else None
+        self.decoder = make_decoder() if config.has_decoder else None
+        # Projects hidden states from d_model to d_embed before tied logits (OPT). Its parameters have this
+        # name in checkpoints.
         self.narrowing = output_projection(config, rngs)
+        # BERT's dense layer, activation and norm before the logits.
         self.transform = MLMTransform(config, rngs) if config.output.transform else Identity()
         self.head = _output_matrix(config, rngs) if config.output.logits.startswith("separate") else None
         self.logits_bias = param(jnp.zeros(config.vocab_size), "vocab") if config.output.bias else None
@@ -110,6 +124,7 @@ class Transformer(Module):
         self.encoder_embed = _embedding(config, rngs) if is_separate else None
         # The share of each encoder layer in what each decoder layer attends to (transparent attention).
         self.layer_weights = LayerWeights(config, rngs) if config.has_transparent_attention else None
+        # A mixture of softmaxes, and an adaptive softmax. Their parameters have these names in checkpoints.
         self.mixture = SoftmaxMixture(config, rngs) if config.output.softmaxes > 1 else None
         self.adaptive = AdaptiveSoftmax(config, rngs) if config.output.softmax == "adaptive" else None
 
@@ -127,18 +142,19 @@ class Transformer(Module):
         """Return the last hidden states [B,T,D], and the statistics of the routers of both stacks."""
         encoder_key, decoder_key = split_key(key, 2)
         if not self.config.has_encoder:
-            return self.decoder(*self._decoder_inputs(batch, None), decoder_key)
+            return self.decoder(*self._decoder_inputs(batch, None), key=decoder_key)
         encoded = self._encode(batch, encoder_key)
         if not self.config.has_decoder:
             return encoded
         inputs = self._decoder_inputs(batch, encoded.x)
         encoder_kv = self._encoder_key_value(encoded.block_inputs, encoded.x, inputs.attention)
-        decoded = self.decoder(*inputs, decoder_key, None, encoder_kv)
+        decoded = self.decoder(*inputs, key=decoder_key, encoder_kv=encoder_kv)
         return decoded._replace(router=jax.tree.map(jnp.add, encoded.router, decoded.router))
 
     def outputs_from_carry(self, batch: Batch, carry: Carry, key: Array | None = None) -> StackOutput:
         """Return hidden states [B,T,D] of a recurrent decoder started from ``carry``, and the new carry."""
-        return self.decoder(*self._decoder_inputs(batch, None), split_key(key, 2)[1], carry)
+        _, decoder_key = split_key(key, 2)  # as in ``outputs``
+        return self.decoder(*self._decoder_inputs(batch, None), key=decoder_key, carry=carry)
 
     def encode(self, batch: Batch, key: Array | None = None) -> Float[Array, "B S {self.config.d_model}"]:
         """Return the encoder's output [B,S,D]."""
@@ -184,13 +200,19 @@ class Transformer(Module):
         return jnp.tanh(self.pooler(x[:, 0]))
 
     def hidden_states(self, batch: Batch) -> dict[str, Array]:
-        """Return {"encoder", "decoder": [layers+1,B,T,D]}: each block's input, the last block's output."""
+        """Return {"encoder", "decoder": [layers+1,B,T,D]}: each block's input, and the last block's output.
+
+        With a ``prediction_order`` the encoder's arrays have the 2B rows of ``_two_stream_inputs``.
+        """
         return {side: forward.states for side, forward in self._forward_passes(batch).items()}
 
     def attention_weights(self, batch: Batch) -> dict[str, Array]:
-        """Return {"encoder", "decoder", "cross": float32 [layers,B,N,T,S]} of self- and cross-attention.
+        """Return the weights of self-attention by stack, and of cross-attention.
 
-        The entry of a stack is missing if its mixer is not attention.
+        They are {"encoder", "decoder": float32 [layers,B,N,T,T], "cross": float32 [layers,B,M,T,S]}, where M
+        is the number of heads of cross-attention. The entry of a stack is missing if its mixer is not
+        attention. With a ``prediction_order`` the encoder's weights have the 2B rows of
+        ``_two_stream_inputs``.
         """
         weights: dict[str, Array | None] = {}
         for side, forward in self._forward_passes(batch).items():
@@ -201,7 +223,10 @@ class Transformer(Module):
         return {name: array for name, array in weights.items() if array is not None}
 
     def mixer_inputs(self, batch: Batch) -> dict[str, Array]:
-        """Return {"encoder", "decoder": [layers,B,T,D]}: the input of each block's mixer."""
+        """Return {"encoder", "decoder": [layers,B,T,D]}: the input of each block's mixer.
+
+        With a ``prediction_order`` the encoder's array has the 2B rows of ``_two_stream_inputs``.
+        """
         return {
             side: forward.stack.mixer_inputs(forward.states, forward.inputs)
             for side, forward in self._forward_passes(batch).items()
@@ -246,11 +271,11 @@ class Transformer(Module):
         )
 
     def _encode(self, batch: Batch, key: Array | None) -> StackOutput:
-        """Return the encoder's output: the states [B,S,D] of the query stream if it has one."""
-        output = self._encoder(*self._encoder_inputs(batch), key)
+        """Return the encoder's output, with states [B,S,D]: of two streams, those of the query stream."""
+        output = self._encoder(*self._encoder_inputs(batch), key=key)
         if batch.side("encoder").prediction_order is None:
             return output
-        return output._replace(x=output.x[1::2])
+        return output._replace(x=output.x[1::2])  # the query stream has every second row
 
     def _encoder_inputs(self, batch: Batch) -> StackInputs:
         if batch.side("encoder").prediction_order is not None:
@@ -260,9 +285,10 @@ class Transformer(Module):
         return StackInputs(self.embedding("encoder")(side.tokens), side.token_types, attention)
 
     def _two_stream_inputs(self, batch: Batch) -> StackInputs:
-        """Return the encoder's inputs for two streams (XLNet, Yang et al. 2019), adjacent rows [2B,S].
+        """Return the encoder's inputs for two streams (XLNet, Yang et al. 2019), as rows [2B,S].
 
-        The content stream reads the tokens. The query stream reads one learned vector in place of each token.
+        The content stream of a row reads the tokens. The query stream, in the row after it, reads one learned
+        vector in place of each token.
         """
         if self.query_embedding is None:
             raise SettingError(
@@ -328,7 +354,9 @@ class Transformer(Module):
                 if config.has_merged_attention:
                     inputs = merge_masks(inputs, prompt.shape[1], max_length, encoded.shape[1])
         carry = self.decoder.init_carry(rows, max_length)
-        x, carry, *_ = self.decoder(self.embed(prompt), side.token_types, inputs, None, carry, encoder_kv)
+        x, carry, *_ = self.decoder(
+            self.embed(prompt), side.token_types, inputs, carry=carry, encoder_kv=encoder_kv
+        )
         prompt_segments = jnp.ones_like(prompt) if side.segment_ids is None else side.segment_ids
         lengths = (prompt_segments > 0).sum(-1, dtype=jnp.int32)
         last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
@@ -376,7 +404,9 @@ class Transformer(Module):
             inputs = inputs._replace(positions=inputs.positions + cache.position_offset)
         if self.config.has_merged_attention:
             inputs = merge_masks(inputs, count, cache.max_length, cache.encoded_length)
-        x, carry, *_ = self.decoder(self.embed(tokens), None, inputs, None, cache.carry, cache.encoder_kv)
+        x, carry, *_ = self.decoder(
+            self.embed(tokens), None, inputs, carry=cache.carry, encoder_kv=cache.encoder_kv
+        )
         return x, replace(cache, carry=carry, length=cache.length + (count if lengths is None else lengths))
 
 
@@ -406,7 +436,10 @@ def output_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def _output_matrix(config: ModelConfig, rngs: nnx.Rngs) -> Linear:
-    """Return the linear layer [D,V] to logits; its std gives logits of unit variance at initialisation."""
+    """Return the linear layer [D,V] to logits.
+
+    Its std gives logits of unit variance at initialisation; in muP, of variance ``mup.base`` / D.
+    """
     std = 1.0 if config.output.logits.endswith("scaled") else config.base_width**-0.5
     shape = config.d_model, config.vocab_size
     return Linear(rngs, shape, ("embed", "vocab"), std=std, use_bias=False)

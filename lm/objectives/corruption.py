@@ -22,7 +22,7 @@ GEOMETRIC_P, LONGEST_SPAN = 0.2, 10
 
 NoiseName = Literal[
     # no token is hidden
-    "none",  # the order of the text may change
+    "none",  # inputs are the text, in another order if ``Objective.sentences`` says so
     "random-text",  # the whole text is replaced by random tokens
     # tokens are hidden one by one
     "iid",  # each with the probability ``rate``
@@ -34,7 +34,7 @@ NoiseName = Literal[
     "spans",  # a text begins with visible tokens and ends with a span
     "rolled-spans",  # such spans, rolled by a random offset: all positions are equally likely to be noise
     "geometric-spans",  # of whole words, with lengths of SpanBERT's distribution
-    "poisson-spans",  # each leaves one mask; one of length 0 inserts a mask and hides no token
+    "poisson-spans",  # each becomes one mask token; a span of length 0 inserts one and hides nothing (BART)
     "single-span",  # with the share ``rate`` of the tokens
     "middle",  # between two random positions
     "suffix",  # from a random position on
@@ -59,9 +59,9 @@ class CorruptionInputs(NamedTuple):
 
     lengths: np.ndarray  # int [B]
     uniforms: np.ndarray  # float32 [B,R,L]
-    num_sentinels: int  # the largest number of spans that can be replaced
-    # bool [B,L]; only for noise with ``needs_word_starts``. With ``needs_collocations`` those of units, which
-    # are collocations or else words
+    num_sentinels: int  # number of sentinels that may replace noise spans
+    # bool [B,L]: the first token of each word or, with ``needs_collocations``, of each collocation and of
+    # each word outside of one; only for noise with ``needs_word_starts``
     word_starts: np.ndarray | None = None
 
 
@@ -79,38 +79,41 @@ class Infilling(NamedTuple):
 class NoiseCounts(NamedTuple):
     """The numbers of noise tokens, of noise spans, and of visible spans, of each text.
 
-    Where the numbers of spans depend on the mask, they are the most that there may be.
+    Where the numbers of spans depend on the mask, these are upper bounds.
     """
 
-    tokens: np.ndarray  # int [B]
-    spans: np.ndarray  # int [B]; without meaning where there are no noise tokens
-    visible_spans: np.ndarray  # int [B]
+    num_noise_tokens: np.ndarray  # int [B]
+    num_noise_spans: np.ndarray  # int [B]; to be ignored where there are no noise tokens (it may be above 0)
+    num_visible_spans: np.ndarray  # int [B]
 
 
 class Noise(NamedTuple):
     """A kind of noise: the function that draws its corruption mask, and facts about it."""
 
-    mask: Callable[[CorruptionConfig, CorruptionInputs], np.ndarray]  # returns bool [B,L], True on noise
+    # (config, texts) -> bool [B,L], True on noise; what it holds behind the end of a text is ignored
+    mask: Callable[[CorruptionConfig, CorruptionInputs], np.ndarray]
     # (config, lengths [B], uniforms [B,R,L]) -> Infilling, for noise that also inserts mask tokens
     infill: Callable[[CorruptionConfig, np.ndarray, np.ndarray], Infilling] | None = None
-    # (config, lengths [B], first uniform of each text [B]) -> NoiseCounts; None if one random number per text
-    # does not determine the counts
+    # (config, lengths [B], length_uniforms [B]) -> NoiseCounts. ``length_uniforms`` is ``uniforms[:, 0, 0]``,
+    # the one random number of each text that the counts may depend on: to pack texts by their lengths after
+    # corruption, it is drawn before all others. None: the counts depend on more random numbers
     counts: Callable[[CorruptionConfig, np.ndarray, np.ndarray], NoiseCounts] | None = None
     uniforms_per_token: int = 1  # R
     needs_word_starts: bool = False
     # words of a collocation are treated as one; ``uniforms[:, 1]`` decides between collocations that overlap
     needs_collocations: bool = False
-    # documents are kept apart, since this noise splits or hides each as a whole; a causal LM ignores this
+    # this noise splits a text or hides all of it, so that each text should come from one document. A causal
+    # LM ignores this: it hides everything, and still concatenates documents
     per_document: bool = False
-    # the text is replaced by random tokens, of which this noise hides none; the first uniform of each token
-    # draws its replacement
+    # random tokens replace the text before it is formatted (the copying task), drawn by ``uniforms[:, 0]``
     replaces_text: bool = False
     hides_tokens: bool = True
-    # a text is cut until neither its inputs nor its targets are longer than the room of inputs
+    # ``compute_lengths`` shortens texts until both inputs and targets fit in ``inputs_length`` tokens
     targets_fit_inputs_length: bool = False
-    # (lengths [B], uniforms [B,R,L]) -> float32 [B], the weight in the loss of each noise token of a text;
-    # with it the loss estimates an upper bound of minus the text's log-probability. ``uniforms[:, 1, 0]``
-    # decides how much of a text is noise. None: the weight is 1
+    # (lengths [B], uniforms [B,R,L]) -> float32 [B], the weight in the loss of each noise token of a text.
+    # The loss then estimates an upper bound of the text's negative log-likelihood. ``uniforms[:, 1, 0]`` has
+    # to decide how much of a text is noise: a batch spreads this number evenly over its rows. None: the
+    # weight is 1
     loss_weights: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     # settings of ``CorruptionConfig`` that it does not read; changing them is an error
     ignores: tuple[str, ...] = ()
@@ -159,8 +162,9 @@ def _choose_smallest(uniforms: np.ndarray, candidates: np.ndarray, count: np.nda
     """
     order = break_ties(uniforms)
     np.putmask(order, ~candidates, np.inf)
-    bounds = np.sort(order, axis=1)[np.arange(len(order)), count - 1]
-    return order <= np.where(count > 0, bounds, -np.inf)[:, None]
+    # the largest number that is chosen in each row; of a count of 0, that at index -1, which is not used
+    thresholds = np.sort(order, axis=1)[np.arange(len(order)), count - 1]
+    return order <= np.where(count > 0, thresholds, -np.inf)[:, None]
 
 
 # --- masks
@@ -173,30 +177,32 @@ def span_counts(config: CorruptionConfig, lengths: np.ndarray) -> NoiseCounts:
     counts as one of two, whose second token, the noise, lies outside of the text.
     """
     length = np.maximum(lengths, 2)
-    noise = np.round(length.astype(np.float32) * np.float32(config.rate)).astype(np.int32)
-    noise = np.clip(noise, 1, length - 1)
-    spans = np.round(noise.astype(np.float32) / np.float32(config.mean_span_length)).astype(np.int32)
-    spans = np.maximum(spans, 1)
-    return NoiseCounts(noise, spans, np.where(noise < lengths, spans, 0))
+    num_noise_tokens = np.round(length.astype(np.float32) * np.float32(config.rate)).astype(np.int32)
+    num_noise_tokens = np.clip(num_noise_tokens, 1, length - 1)
+    num_spans = num_noise_tokens.astype(np.float32) / np.float32(config.mean_span_length)
+    num_spans = np.maximum(np.round(num_spans).astype(np.int32), 1)
+    return NoiseCounts(num_noise_tokens, num_spans, np.where(num_noise_tokens < lengths, num_spans, 0))
 
 
 def _span_counts_of_text(
     config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray
 ) -> NoiseCounts:
-    """Return ``span_counts`` of what lies within the text: a single token is visible."""
-    noise, spans, visible_spans = span_counts(config, lengths)
+    """Return ``span_counts``, but no noise in texts of 0 or 1 tokens, which are visible."""
+    num_noise_tokens, num_spans, num_visible_spans = span_counts(config, lengths)
     is_short = lengths < 2
-    return NoiseCounts(np.where(is_short, 0, noise), spans, np.where(is_short, lengths, visible_spans))
+    return NoiseCounts(
+        np.where(is_short, 0, num_noise_tokens), num_spans, np.where(is_short, lengths, num_visible_spans)
+    )
 
 
-def _random_segment_ends(uniforms: np.ndarray, total: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Split each ``total[b]`` at random into ``parts[b]`` segments, and return where they end.
+def _random_segment_ends(uniforms: np.ndarray, total: np.ndarray, num_segments: np.ndarray) -> np.ndarray:
+    """Split ``total[b]`` tokens at random into ``num_segments[b]`` segments; return the end of each segment.
 
-    The ends are flattened over b, int [sum of parts]. Segments have at least one token, and all splits are
-    equally likely (a random composition of an integer).
+    The ends are flattened over b, int [sum of num_segments]. Segments have at least one token, and all splits
+    are equally likely (a random composition of an integer).
     """
     columns = np.arange(max(int(total.max()), 1))
-    ends = _choose_smallest(uniforms[:, : len(columns)], columns < total[:, None] - 1, parts - 1)
+    ends = _choose_smallest(uniforms[:, : len(columns)], columns < total[:, None] - 1, num_segments - 1)
     ends[np.arange(len(ends)), total - 1] = True
     return np.flatnonzero(ends) % len(columns) + 1
 
@@ -218,17 +224,18 @@ def random_spans_noise_mask(config: CorruptionConfig, texts: CorruptionInputs) -
     batch, width = uniforms.shape
     if width < 2:  # a single token is never noise
         return np.zeros(uniforms.shape, bool)
-    noise, spans, _ = span_counts(config, texts.lengths)
-    visible = np.maximum(texts.lengths, 2) - noise
+    num_noise_tokens, num_spans, _ = span_counts(config, texts.lengths)
+    num_visible_tokens = np.maximum(texts.lengths, 2) - num_noise_tokens
     # No noise span and no visible span is empty, and there is a sentinel for each noise span.
-    spans = np.minimum(spans, np.minimum(np.minimum(noise, visible), texts.num_sentinels))
+    most_spans = np.minimum(np.minimum(num_noise_tokens, num_visible_tokens), texts.num_sentinels)
+    num_spans = np.minimum(num_spans, most_spans)
     # Noise reads uniforms from the left, visible text from the right. Together they read at most L - 2, so
     # none is read twice.
-    noise_ends = _random_segment_ends(uniforms, noise, spans)
-    nonnoise_ends = _random_segment_ends(uniforms[:, ::-1], visible, spans)
+    noise_ends = _random_segment_ends(uniforms, num_noise_tokens, num_spans)
+    nonnoise_ends = _random_segment_ends(uniforms[:, ::-1], num_visible_tokens, num_spans)
     noise_starts = np.roll(noise_ends, 1)  # like the ends, they count noise tokens only
-    noise_starts[np.cumsum(spans) - spans] = 0
-    rows = np.repeat(np.arange(batch), spans)
+    noise_starts[np.cumsum(num_spans) - num_spans] = 0
+    rows = np.repeat(np.arange(batch), num_spans)
     steps = np.zeros((batch, width + 1), np.int8)  # +1 where noise begins, -1 where it ends
     steps[rows, nonnoise_ends + noise_starts] = 1
     steps[rows, nonnoise_ends + noise_ends] = -1
@@ -251,16 +258,22 @@ def _rolled_spans_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.
 
 
 def _rolled_span_counts(
-    config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray
+    config: CorruptionConfig, lengths: np.ndarray, length_uniforms: np.ndarray
 ) -> NoiseCounts:
     """Return upper bounds of the numbers of "rolled-spans", which may cut one span in two, of either kind."""
-    noise, spans, visible_spans = _span_counts_of_text(config, lengths, _length_uniforms)
-    return NoiseCounts(noise, spans + 1, visible_spans + 1)
+    num_noise_tokens, num_spans, num_visible_spans = _span_counts_of_text(config, lengths, length_uniforms)
+    return NoiseCounts(num_noise_tokens, num_spans + 1, num_visible_spans + 1)
 
 
-def prefix_lengths(lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Return prefix lengths, int [B], uniform in [1, L-1]; a single token is all prefix."""
-    return 1 + (uniforms * np.maximum(lengths - 1, 0)).astype(np.int32)
+def prefix_lengths(lengths: np.ndarray, length_uniforms: np.ndarray) -> np.ndarray:
+    """Return prefix lengths, int [B], uniform in [1, L-1]; a text of 0 or 1 tokens is all prefix."""
+    return np.minimum(1 + (length_uniforms * np.maximum(lengths - 1, 0)).astype(np.int32), lengths)
+
+
+def _clip_to_text(num_noise_tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the numbers of noise tokens, int [B], clipped to [1, L-1]; 0 in texts of 0 or 1 tokens."""
+    most = np.maximum(lengths - 1, 0)
+    return np.clip(num_noise_tokens, np.minimum(most, 1), most)
 
 
 def _iid_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
@@ -289,23 +302,24 @@ def suffix_share_counts(
     """
     low = config.rate
     high = low if config.max_rate is None else config.max_rate
-    noise = np.round(lengths * (low + (high - low) * length_uniforms)).astype(np.int32)
-    noise = np.clip(noise, np.minimum(lengths - 1, 1), lengths - 1)
-    return NoiseCounts(noise, np.ones_like(lengths), np.ones_like(lengths))
+    num_noise_tokens = np.round(lengths * (low + (high - low) * length_uniforms)).astype(np.int32)
+    num_noise_tokens = _clip_to_text(num_noise_tokens, lengths)
+    return NoiseCounts(num_noise_tokens, np.ones_like(lengths), np.ones_like(lengths))
 
 
 def _suffix_share_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
-    noise = suffix_share_counts(config, texts.lengths, texts.uniforms[:, 0, 0]).tokens
-    return np.arange(texts.uniforms.shape[2]) >= (texts.lengths - noise)[:, None]
+    counts = suffix_share_counts(config, texts.lengths, texts.uniforms[:, 0, 0])
+    return np.arange(texts.uniforms.shape[2]) >= (texts.lengths - counts.num_noise_tokens)[:, None]
 
 
 def single_span_counts(
     config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray | None = None
 ) -> NoiseCounts:
     """Return the numbers of one span of ``rate`` of the tokens; a single token is never noise."""
-    noise = np.round(lengths * config.rate).astype(np.int32)
-    noise = np.clip(noise, np.minimum(lengths - 1, 1), lengths - 1)
-    return NoiseCounts(noise, np.ones_like(lengths), np.minimum(lengths - noise, 2))
+    num_noise_tokens = np.round(lengths * config.rate).astype(np.int32)
+    num_noise_tokens = _clip_to_text(num_noise_tokens, lengths)
+    num_visible_spans = np.minimum(lengths - num_noise_tokens, 2)
+    return NoiseCounts(num_noise_tokens, np.ones_like(lengths), num_visible_spans)
 
 
 def _single_span_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
@@ -314,41 +328,45 @@ def _single_span_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.n
     It ends before the last token, unless all tokens but the first are noise. All such positions are equally
     likely.
     """
-    counts = single_span_counts(config, texts.lengths).tokens
-    num_positions = np.maximum(texts.lengths - counts - 1, 1)
+    span_lengths = single_span_counts(config, texts.lengths).num_noise_tokens
+    num_positions = np.maximum(texts.lengths - span_lengths - 1, 1)
     starts = 1 + (texts.uniforms[:, 0, 0] * num_positions).astype(np.int32)
-    return _one_span(starts, counts, texts.uniforms.shape[2])
+    return _one_span(starts, span_lengths, texts.uniforms.shape[2])
 
 
-def middle_lengths(lengths: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Return the lengths of middles, int [B], from 1 to L - 1: all parts of a text are equally likely.
+def middle_lengths(lengths: np.ndarray, length_uniforms: np.ndarray) -> np.ndarray:
+    """Return the lengths of random middles, int [B], from 1 to L - 1.
 
-    L - n + 1 parts of a text have n tokens. A single token has no middle.
+    A middle is a substring of the text, but not the whole text, and all are equally likely: L - n + 1 of them
+    have n tokens. A single token has no middle.
     """
-    total = (lengths - 1.0) * (lengths + 2.0) / 2  # the number of parts
+    total = (lengths - 1.0) * (lengths + 2.0) / 2  # the number of substrings
+    # n (2 L + 1 - n) / 2 substrings have at most n tokens. The middle has the smallest n for which they are
+    # at least the share u of all: the smaller root of n^2 - (2 L + 1) n + 2 u total, rounded up.
     odd = 2.0 * lengths + 1
-    middles = np.ceil((odd - np.sqrt(odd**2 - 8 * uniforms * total)) / 2).astype(np.int32)
-    return np.clip(middles, np.minimum(lengths - 1, 1), lengths - 1)
+    middles = np.ceil((odd - np.sqrt(odd**2 - 8 * length_uniforms * total)) / 2).astype(np.int32)
+    return _clip_to_text(middles, lengths)
 
 
 def _middle_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
-    """Return the mask of the tokens between two random positions, bool [B,L]: any part but the whole text."""
-    counts = middle_lengths(texts.lengths, texts.uniforms[:, 0, 0].astype(np.float64))
-    starts = (texts.uniforms[:, 1, 0] * (texts.lengths - counts + 1)).astype(np.int32)
-    return _one_span(starts, counts, texts.uniforms.shape[2])
+    """Return the mask of a random middle, bool [B,L]: any substring of the text but the whole of it."""
+    span_lengths = middle_lengths(texts.lengths, texts.uniforms[:, 0, 0].astype(np.float64))
+    starts = (texts.uniforms[:, 1, 0] * (texts.lengths - span_lengths + 1)).astype(np.int32)
+    return _one_span(starts, span_lengths, texts.uniforms.shape[2])
 
 
 def _middle_counts(
     _config: CorruptionConfig, lengths: np.ndarray, length_uniforms: np.ndarray
 ) -> NoiseCounts:
-    counts, ones = middle_lengths(lengths, length_uniforms.astype(np.float64)), np.ones_like(lengths)
-    return NoiseCounts(counts, ones, 2 * ones)  # visible spans: one if the middle touches an end
+    num_noise_tokens = middle_lengths(lengths, length_uniforms.astype(np.float64))
+    ones = np.ones_like(lengths)
+    return NoiseCounts(num_noise_tokens, ones, 2 * ones)  # one visible span if the middle touches an end
 
 
-def _one_span(starts: np.ndarray, counts: np.ndarray, width: int) -> np.ndarray:
-    """Return bool [B,width]: the ``counts`` [B] positions from ``starts`` [B] on."""
+def _one_span(starts: np.ndarray, span_lengths: np.ndarray, width: int) -> np.ndarray:
+    """Return bool [B,width]: the ``span_lengths`` [B] positions from ``starts`` [B] on."""
     offsets = np.arange(width) - starts[:, None]
-    return (offsets >= 0) & (offsets < counts[:, None])
+    return (offsets >= 0) & (offsets < span_lengths[:, None])
 
 
 def _no_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
@@ -464,24 +482,27 @@ def _infill(config: CorruptionConfig, lengths: np.ndarray, uniforms: np.ndarray)
     that it may hide less than ``rate``.
     """
     rows, _, width = uniforms.shape
-    noise = np.clip(np.round(lengths * config.rate), 1, lengths - 1)
-    noise = np.where(lengths > 1, noise, 0).astype(np.int64)
-    visible = lengths - noise
+    num_noise_tokens = np.clip(np.round(lengths * config.rate), 1, lengths - 1)
+    num_noise_tokens = np.where(lengths > 1, num_noise_tokens, 0).astype(np.int64)
+    num_visible_tokens = lengths - num_noise_tokens
     span_lengths = np.searchsorted(_poisson_cdf(config.mean_span_length), uniforms[:, 1], side="right")
     total = np.cumsum(span_lengths, axis=1)
-    count = np.minimum(np.minimum((total < noise[:, None]).sum(1) + 1, visible + 1), noise)
-    last = np.maximum(count - 1, 0)
-    span_lengths[np.arange(rows), last] += noise - total[np.arange(rows), last]
+    num_drawn_spans = (total < num_noise_tokens[:, None]).sum(1) + 1  # until their lengths add up
+    num_spans = np.minimum(np.minimum(num_drawn_spans, num_visible_tokens + 1), num_noise_tokens)
+    last = np.maximum(num_spans - 1, 0)
+    span_lengths[np.arange(rows), last] += num_noise_tokens - total[np.arange(rows), last]
     columns = np.arange(width)
-    # has_span[b, i]: a span lies before visible token i or, if i == visible[b], at the end of the text
-    has_span = _choose_smallest(uniforms[:, 0], columns < visible[:, None] + 1, count)
+    # has_span[b, i]: a span lies before visible token i or, if i == num_visible_tokens[b], at the end of the
+    # text
+    has_span = _choose_smallest(uniforms[:, 0], columns < num_visible_tokens[:, None] + 1, num_spans)
     num_hidden_before = np.zeros((rows, width), np.int64)
-    num_hidden_before[has_span] = span_lengths[columns < count[:, None]]
+    num_hidden_before[has_span] = span_lengths[columns < num_spans[:, None]]
     source = np.minimum(columns + np.cumsum(num_hidden_before, axis=1), width - 1)
-    is_visible, hidden = columns < visible[:, None], length_mask(lengths, width)
+    is_visible, hidden = columns < num_visible_tokens[:, None], length_mask(lengths, width)
     hidden[np.nonzero(is_visible)[0], source[is_visible]] = False
     # Each visible token's slot comes after a slot for the mask before it.
-    sources, keep = np.stack([np.full_like(source, -1), source], axis=2), np.stack([has_span, is_visible], 2)
+    sources = np.stack([np.full_like(source, -1), source], axis=2)
+    keep = np.stack([has_span, is_visible], axis=2)
     return Infilling(sources.reshape(rows, -1), keep.reshape(rows, -1), hidden)
 
 
@@ -492,7 +513,9 @@ def _infill_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarra
 def _poisson_cdf(mean: float) -> np.ndarray:
     """Return the Poisson CDF at 0, 1, 2, ..., float64, up to where float32 cannot tell it from 1."""
     count = np.arange(int(mean + 10 * math.sqrt(mean)) + 10)
-    return np.cumsum(np.exp(count * math.log(mean) - mean - [math.lgamma(k + 1) for k in count]))[:-1]
+    log_factorials = np.array([math.lgamma(k + 1) for k in count])
+    log_probabilities = count * math.log(mean) - mean - log_factorials
+    return np.cumsum(np.exp(log_probabilities))[:-1]
 
 
 _NO_NOISE = Noise(_no_mask, counts=_no_counts, hides_tokens=False, ignores=("rate", "mean_span_length"))
@@ -557,7 +580,7 @@ NOISES: dict[str, Noise] = {
     "random-text": _NO_NOISE._replace(replaces_text=True),
 }
 HIDES_NOTHING = tuple(name for name, noise in NOISES.items() if not noise.hides_tokens)
-# the loss is an upper bound of minus the log-probability of the text
+# the loss estimates an upper bound of the text's negative log-likelihood
 BOUNDS_LIKELIHOOD = tuple(name for name, noise in NOISES.items() if noise.loss_weights)
 
 
@@ -567,12 +590,12 @@ BOUNDS_LIKELIHOOD = tuple(name for name, noise in NOISES.items() if noise.loss_w
 def limit_spans(
     noise: np.ndarray, is_token: np.ndarray, uniforms: np.ndarray, num_sentinels: int
 ) -> np.ndarray:
-    """Return noise, bool [B,L], with random spans dropped in texts that have more spans than sentinels.
+    """Remove random spans from ``noise``, bool [B,L], in texts with more spans than sentinels; return it.
 
     Such a text keeps ``num_sentinels`` - 1 noise spans: k noise spans leave up to k + 1 visible spans, which
     targets replace by a sentinel each. The noise spans with the smallest uniforms at their starts are kept.
     Given the mask these uniforms are uniformly distributed for i.i.d. and whole-word noise, and only nearly
-    so for geometric spans.
+    so for geometric spans. The array is changed in place.
     """
     starts = run_starts(noise)
     has_too_many = np.maximum(starts.sum(1), run_starts(is_token & ~noise).sum(1)) > num_sentinels
@@ -586,9 +609,10 @@ def limit_spans(
 def trim_targets(
     noise: np.ndarray, is_token: np.ndarray, has_sentinels: bool, max_targets: int
 ) -> np.ndarray:
-    """Return noise, bool [B,L], without its last tokens in texts whose targets exceed ``max_targets``.
+    """Remove the last tokens of ``noise``, bool [B,L], where targets exceed ``max_targets``; return it.
 
-    Targets end with an EOS and, if they have sentinels, a sentinel before it, for which room is left.
+    Room is left for EOS and, if targets have sentinels, for a last sentinel before it; for targets without
+    EOS pass ``max_targets`` + 1. The array is changed in place.
     """
     in_targets = noise | run_starts(is_token & ~noise) if has_sentinels else noise
     is_too_long = in_targets.sum(1) > max_targets - 1

@@ -39,12 +39,15 @@ from lm.config.base import Condition, SettingError, Values, below_1, nearest, se
 from lm.objectives.corruption import HIDES_NOTHING, NOISES, CorruptionInputs, Noise, NoiseName
 from lm.objectives.formatting import INPUTS, TARGETS, Format, InputsName, TargetsName
 
-REPLACED = ("replaced", "replaced-at-masks")  # targets of ELECTRA's discriminator (Clark et al. 2020)
-RESTORED = ("restored", "restored-at-masks")  # its targets in "all-tokens MLM" and "replace MLM" (ibid., 3.3)
+# Targets of ELECTRA's discriminator: which tokens were replaced (Clark et al. 2020).
+REPLACED = ("replaced", "replaced-at-masks")
+# Targets in ELECTRA's ablations "All-Tokens MLM" and "Replace MLM": the original tokens (ibid., section 3.5).
+RESTORED = ("restored", "restored-at-masks")
 # Targets of encoders: predicted at the position where they are hidden.
 IN_PLACE = ("in-place", "permuted", *REPLACED, *RESTORED)
 DEVIATIONS = 4  # standard deviations of room for targets of random length: 1 draw in 30,000 is longer
-# Assumed mean size of a token's word [tokens]: chosen for texts with long words, so generous for most.
+# Assumed number of tokens per word, which scales the variance of whole-word noise. It is high, so that texts
+# with long words still fit.
 WORD_TOKENS = 4
 HIGHEST_RATE = 0.99  # beyond it a text would be more than 100 times as long as its inputs
 LONGEST_MEAN_SPAN = 10_000  # [tokens]
@@ -59,21 +62,22 @@ def _noises_that_use(field: str) -> Values:
 
 
 def _unless_mixture(*alternatives: Condition) -> tuple[Condition, ...]:
-    """Return the conditions under which a setting is read, restricted to objectives that are not mixtures.
+    """Return the alternatives, each with the further condition that the objective is not a mixture.
 
-    Each denoiser of a mixture has its own settings. All entries of a condition (a dict) must hold, and one of
-    the alternatives (a tuple); ``|`` merges two conditions.
+    A setting is used if one of the alternatives holds. An alternative, a dict from other settings to values,
+    holds if each of these settings has one of its values. Without alternatives the only condition is that the
+    objective is not a mixture, whose denoisers each have settings of their own.
     """
     no_mixture: Condition = {"mixture": Values(("",), description="an objective without a mixture")}
     return tuple(no_mixture | each for each in alternatives or ({},))
 
 
-# All but a causal LM, which has no inputs and one format of targets: as ``Objective.has_inputs`` says.
+# All objectives but a causal LM, which has no inputs (``Objective.has_inputs``) and one format of targets.
 WITH_INPUTS: tuple[Condition, ...] = (
     {"noise": Values(exclude=("everything",))},
     {"inputs": Values(exclude=("drop",))},
 )
-# Where documents are concatenated, so that EOS can separate them: as ``Objective.concatenates`` says.
+# Objectives whose documents may be concatenated, so that EOS can separate them (``Objective.concatenates``).
 _MAY_CONCATENATE: tuple[Condition, ...] = (
     {"noise": Values(tuple(name for name, noise in NOISES.items() if not noise.per_document))}
     | {"pairs": ("none",)},
@@ -114,7 +118,7 @@ class Objective:
     inputs: InputsName = setting("sentinels", _unless_mixture({"noise": Values(exclude=HIDES_NOTHING)}))
     # what the model predicts, and what replaces the tokens that are not corrupted
     targets: TargetsName = setting("sentinels", _unless_mixture(*WITH_INPUTS))
-    # share of tokens that are corrupted (ignored with noise suffix, everything, none, random-text,
+    # share of tokens that are corrupted (ignored with noise middle, suffix, everything, none, random-text,
     # uniform-rate and uniform-count)
     rate: float = setting(0.15, _unless_mixture({"noise": _noises_that_use("rate")}))
     # mean length of corrupted spans [tokens]
@@ -181,7 +185,10 @@ class Objective:
         return NOISES[self.noise]
 
     def draw_noise(self, texts: CorruptionInputs) -> np.ndarray:
-        """Return the corruption mask, bool [B,L], True on noise; SettingError if its noise gives another."""
+        """Return the corruption mask, bool [B,L], True on noise; what lies behind a text is to be ignored.
+
+        Raise SettingError if the entry of NOISES returns something else.
+        """
         mask = np.asarray(self.corruption.mask(self, texts))
         batch, _, length = texts.uniforms.shape
         if mask.shape != (batch, length) or mask.dtype != bool:
@@ -200,7 +207,8 @@ class Objective:
     def is_mlm(self) -> bool:
         """Return whether targets are predicted in place, at the masked positions, as by encoders."""
         if self.mixture:
-            return self.denoisers[0].objective.is_mlm  # check_mixture: all or none of them
+            # lm.data.checks.check_mixture makes sure that this holds for all denoisers of a mixture or none
+            return self.denoisers[0].objective.is_mlm
         return self.targets in IN_PLACE
 
     @property
@@ -220,18 +228,21 @@ class Objective:
 
     @property
     def targets_format(self) -> Format:
-        """Return the format of the targets of a model with a decoder; infilled texts are predicted whole."""
+        """Return the format of the targets of a model with a decoder.
+
+        It is that of ``targets``, but the whole text if noise is infilled.
+        """
         return TARGETS["everything" if self.corruption.infill else self.targets]
 
     @property
     def concatenates(self) -> bool:
         """Return whether documents are concatenated before they are split into segments.
 
-        They are kept apart for pairs of sentences, where a document is split (prefix LM), and if
-        ``documents`` says so.
+        They are kept apart if ``documents`` says so, for pairs of sentences, and for noise that splits or
+        hides each document (prefix LM, deshuffling), except in a causal LM.
         """
-        is_split = self.corruption.per_document and self.has_inputs
-        return self.pairs == "none" and self.documents == "concatenated" and not is_split
+        is_apart = self.corruption.per_document and self.has_inputs
+        return self.pairs == "none" and self.documents == "concatenated" and not is_apart
 
     @property
     def eos_between_documents(self) -> bool:
@@ -269,11 +280,13 @@ class Denoiser:
 
 
 _CAUSAL_LM = Objective(noise="everything", inputs="drop", targets="everything")
-_INFILLING = Objective("poisson-spans", "span-masks", "everything", 0.3, sentences="permuted")
+_INFILLING = Objective(
+    noise="poisson-spans", inputs="span-masks", targets="everything", rate=0.3, sentences="permuted"
+)
 _BART = Objective(targets="everything", eos="between-documents")
 _ELECTRA = Objective(inputs="masks", targets="replaced", eos="between-documents")
 _MASKED_LM = Objective(inputs="masks-random-or-same", targets="in-place", eos="between-documents")
-_DIFFUSION = Objective("uniform-rate", "masks", "in-place", eos="between-documents")
+_DIFFUSION = Objective(noise="uniform-rate", inputs="masks", targets="in-place", eos="between-documents")
 _COPY = Objective(noise="none", targets="everything")
 
 OBJECTIVES = {
@@ -291,8 +304,8 @@ OBJECTIVES = {
     "token-deletion": replace(_BART, inputs="drop"),
     "document-rotation": replace(_BART, noise="none", sentences="rotated"),
     "sentence-permutation": replace(_BART, noise="none", sentences="permuted"),
-    "mass": Objective("single-span", "masks", "drop", 0.5),
-    "fill-in-the-middle": Objective("middle", "sentinels", "drop"),
+    "mass": Objective(noise="single-span", inputs="masks", targets="drop", rate=0.5),
+    "fill-in-the-middle": Objective(noise="middle", targets="drop"),
     "masked-lm": _MASKED_LM,
     "whole-word-masked-lm": replace(_MASKED_LM, noise="whole-words"),
     "pmi-masked-lm": replace(_MASKED_LM, noise="collocations"),
@@ -314,13 +327,13 @@ OBJECTIVES = {
 
 def _spans(name: str, mean_span_length: float, rate: float, weight: float = 1.0, mode: str = "") -> Denoiser:
     """Return a denoiser of T5's span corruption."""
-    objective = Objective("spans", rate=rate, mean_span_length=mean_span_length)
+    objective = Objective(noise="spans", rate=rate, mean_span_length=mean_span_length)
     return Denoiser(name, objective, weight, mode)
 
 
 def _suffix(name: str, rate: float, weight: float = 1.0, mode: str = "") -> Denoiser:
     """Return a denoiser with one span, which is the end of the text: sequential denoising, as a prefix LM."""
-    return Denoiser(name, Objective("suffix-share", rate=rate), weight, mode)
+    return Denoiser(name, Objective(noise="suffix-share", rate=rate), weight, mode)
 
 
 # Tay et al. 2022 (UL2), table 1: regular (R), sequential (S) and extreme (X) denoisers by (mean span, rate),
@@ -334,7 +347,7 @@ _UL2 = (
     _spans("x-64-15", 64, 0.15, mode="[X]"),
     _spans("x-64-50", 64, 0.5, mode="[X]"),
 )
-_MIDDLE = Objective("middle", "prefix-suffix-middle", "drop")
+_MIDDLE = Objective(noise="middle", inputs="prefix-suffix-middle", targets="drop")
 
 # By ``Objective.mixture``. Rows of a batch choose among the denoisers in proportion to their weights.
 DENOISER_MIXTURES: dict[str, tuple[Denoiser, ...]] = {
@@ -358,19 +371,21 @@ DENOISER_MIXTURES: dict[str, tuple[Denoiser, ...]] = {
     # Du et al. 2022 (GLM), section 2.1.1: blanks of 3 tokens on average, 15 % of the text, filled in random
     # order; and half of the rows a suffix of half the text or more (section 2.1.2, "document-level")
     "glm": (
-        Denoiser("blanks", Objective("spans", targets="shuffled-sentinels", loss="targets")),
-        Denoiser("document", Objective("suffix-share", rate=0.5, max_rate=1.0, loss="targets")),
+        Denoiser("blanks", Objective(noise="spans", targets="shuffled-sentinels", loss="targets")),
+        Denoiser("document", Objective(noise="suffix-share", rate=0.5, max_rate=1.0, loss="targets")),
     ),
 }
 
 
 class Lengths(NamedTuple):
-    """The lengths of an example [tokens]: of its text, and the most that its inputs and targets may have."""
+    """The lengths of an example [tokens]: of its text, and the most that its inputs and targets may have.
+
+    EOS is part of inputs and of targets.
+    """
 
     raw: int  # of the text before corruption
-    inputs: int  # EOS included, if there is one
-    # EOS included, if there is one; where a row holds inputs and targets, its length less ``inputs``
-    targets: int
+    inputs: int
+    targets: int  # where one row holds inputs and targets: the row's length less ``inputs``
 
 
 def corrupted_lengths(
@@ -378,14 +393,20 @@ def corrupted_lengths(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the most input tokens and target tokens that texts of these lengths may have, int [B] each.
 
-    These upper bounds are exact for most noise (``NoiseCounts``). EOS is included unless there is none. Only
-    for noise with ``counts``, whose lengths depend on one random number per text, ``length_uniforms`` [B].
+    These upper bounds are exact for most noise (``NoiseCounts``). One token is counted for EOS unless ``eos``
+    is "none" or, of inputs, their format has an end of its own. With "between-documents" it is counted too,
+    although examples end without EOS then: this token of the room stays unused.
+
+    Only for noise with ``counts``, whose lengths depend on one random number per text, ``length_uniforms``
+    [B].
     """
     assert objective.corruption.counts is not None, "the amount of noise is random"
-    noise, spans, visible_spans = objective.corruption.counts(objective, lengths, length_uniforms)
+    counts = objective.corruption.counts(objective, lengths, length_uniforms)
+    num_noise_tokens, num_noise_spans, num_visible_spans = counts
+    num_noise_spans = np.where(num_noise_tokens, num_noise_spans, 0)
     inputs_format, targets_format = INPUTS[objective.inputs], TARGETS[objective.targets]
-    inputs = inputs_format.num_kept(lengths, noise, np.where(noise, spans, 0))
-    targets = targets_format.num_kept(lengths, noise, visible_spans)
+    inputs = inputs_format.formatted_length(lengths, num_noise_tokens, num_noise_spans)
+    targets = targets_format.formatted_length(lengths, num_noise_tokens, num_visible_spans)
     if objective.writes_eos:
         inputs, targets = inputs + int(inputs_format.ends_with_eos), targets + 1
     return inputs if objective.has_inputs else np.zeros_like(inputs), targets
@@ -394,7 +415,7 @@ def corrupted_lengths(
 def compute_lengths(objective: Objective, inputs_length: int) -> Lengths:
     """Return the most raw tokens whose inputs fit in ``inputs_length``, and the room for their targets.
 
-    T5's ``random_spans_helper``. SettingError if ``inputs_length`` is too short for one example.
+    T5's ``random_spans_helper``. Raise SettingError if ``inputs_length`` is too short for one example.
 
     >>> compute_lengths(Objective(noise="spans"), 512)
     Lengths(raw=568, inputs=512, targets=114)
@@ -417,7 +438,7 @@ def compute_lengths(objective: Objective, inputs_length: int) -> Lengths:
 
 
 def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
-    """Return the lengths for noise of a fixed amount: all lengths of texts are tried."""
+    """Return the lengths for noise with ``counts``, by trying all lengths of texts."""
     # A share of 1 - rate of the raw tokens stays in the inputs, so that far longer texts cannot fit; the
     # factor 2 leaves room for rounding.
     raw = np.arange(2, math.ceil(inputs_length * 2 / (1 - objective.rate)) + 2)
@@ -425,8 +446,10 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
     low_inputs, low_targets = corrupted_lengths(objective, raw, np.zeros(len(raw)))
     high_inputs, high_targets = corrupted_lengths(objective, raw, np.ones(len(raw)))
     inputs, targets = np.maximum(low_inputs, high_inputs), np.maximum(low_targets, high_targets)
-    max_targets = inputs_length if objective.corruption.targets_fit_inputs_length else targets[-1]
-    longest = int(np.flatnonzero((inputs <= inputs_length) & (targets <= max_targets))[-1])
+    fits = inputs <= inputs_length
+    if objective.corruption.targets_fit_inputs_length:
+        fits &= targets <= inputs_length
+    longest = int(np.flatnonzero(fits)[-1])
     if objective.corruption.targets_fit_inputs_length:
         return Lengths(int(raw[longest]), int(inputs[longest]), int(targets[longest]))
     # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs.

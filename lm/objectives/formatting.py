@@ -12,24 +12,32 @@ import numpy as np
 from lm.objectives.corruption import break_ties, last_start, length_mask, run_starts
 from lm.tokenizers.tokenizer import Tokenizer
 
-# Masks replace tokens one for one, "span-masks" a span each. Of "masks-or-random" a share is any token
-# (Raffel et al. 2020, 3.3.1), and of "masks-random-or-same" another share stays as it was (Devlin et al.
-# 2019, 3.1).
-_MasksName = Literal["masks", "masks-or-random", "masks-random-or-same", "span-masks"]
-# Fill-in-the-middle (Bavarian et al. 2022, section 3): PRE prefix SUF suffix MID, or PRE SUF suffix MID
-# prefix, where PRE, SUF and MID are the first three sentinels. The targets are the middle.
-_MiddleName = Literal["prefix-suffix-middle", "suffix-prefix-middle"]
-# "visible" leaves noise as it is: the model hides from each target what it may not read ("permuted").
-InputsName = Literal["sentinels", _MasksName, "visible", "drop", "shuffle", _MiddleName]
-# "in-place", "permuted" and those below are targets of encoders. "permuted": a query stream predicts noise in
-# a random order, each token from the visible text and the noise before it (XLNet: Yang et al. 2019).
-# For those below a generator fills in the masks, and a discriminator reads the result. It says which tokens
-# are not the text's, of all ("replaced") or of those that were masked; or it predicts the text's token, at
-# all positions ("restored") or at those that were masked.
-_GeneratedName = Literal["replaced", "replaced-at-masks", "restored", "restored-at-masks"]
-# "shuffled-sentinels" are the spans of "sentinels" in random order (GLM: Du et al. 2022, section 2.1).
+InputsName = Literal[
+    "sentinels",  # each noise span is replaced by one sentinel
+    "masks",  # each noise token is replaced by a mask token
+    "masks-or-random",  # likewise, but the share ``random_share`` by random ones (Raffel et al. 2020, 3.3.1)
+    "masks-random-or-same",  # and the share ``same_share`` is left as it is (Devlin et al. 2019, 3.1)
+    "span-masks",  # each noise span is replaced by one mask token (for noise that is infilled)
+    "visible",  # noise is left as it is; attention masks hide it from the queries of "permuted" targets
+    "drop",  # noise is left out
+    "shuffle",  # noise tokens are permuted among their positions
+    # fill-in-the-middle (Bavarian et al. 2022, section 3); PRE, SUF and MID are the first three sentinels
+    "prefix-suffix-middle",  # PRE prefix SUF suffix MID
+    "suffix-prefix-middle",  # PRE SUF suffix MID prefix
+]
 TargetsName = Literal[
-    "sentinels", "shuffled-sentinels", "drop", "everything", "in-place", "permuted", _GeneratedName
+    "sentinels",  # the noise; each run of visible text is replaced by one sentinel
+    "shuffled-sentinels",  # likewise, with the spans in random order (GLM: Du et al. 2022, section 2.1)
+    "drop",  # the noise alone
+    "everything",  # the whole text
+    # of encoders
+    "in-place",  # the token of each noise position
+    "permuted",  # the same in a random order, each from visible text and the noise before it (XLNet)
+    # of a discriminator, which reads the text with its masks filled in by a generator
+    "replaced",  # whether each token is another than the text's
+    "replaced-at-masks",  # the same, at masked positions alone
+    "restored",  # the text's token, at all positions
+    "restored-at-masks",  # the same, at masked positions alone
 ]
 
 
@@ -56,12 +64,15 @@ class FormatConfig(Protocol):
 class Format(NamedTuple):
     """A format of inputs or of targets."""
 
-    # of settings, and of tokens, noise and uniforms, each [B,L]
+    # (settings, tokens [B,L], noise mask [B,L], uniforms [B,L], tokenizer) -> Formatted
     apply: Callable[[FormatConfig, np.ndarray, np.ndarray, np.ndarray, Tokenizer], Formatted]
-    # numbers of tokens, noise tokens, and runs that become sentinels [B] -> number of tokens written [B],
-    # sentinels included, without EOS
-    num_kept: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = lambda tokens, noise, runs: tokens
-    uniforms_per_token: int = 0  # random numbers that ``apply`` reads
+    # (numbers of tokens, of noise tokens, and of spans that become sentinels, each [B]) -> length of the
+    # formatted text [B], sentinels included, without EOS
+    formatted_length: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = (
+        lambda tokens, noise_tokens, spans: tokens
+    )
+    # random numbers that ``apply`` reads or, for "visible", ``prediction_order``
+    uniforms_per_token: int = 0
     ends_with_eos: bool = True  # if not, the format has an end of its own
     num_sentinels: int = 0  # least number of sentinels that it needs, whatever the text
 
@@ -99,20 +110,22 @@ def _shuffled_spans(
     uniforms: np.ndarray,
     tokenizer: Tokenizer,
 ) -> Formatted:
-    """Replace each run of visible text by the sentinel of the noise span that follows; permute the spans.
+    """Return the noise spans in random order, each after the sentinel that replaces it in the inputs.
 
-    Each span still follows its sentinel, which is that of its place in the inputs. A text has to begin with
-    visible text.
+    A text has to begin with visible text. Each run of visible text is replaced by the sentinel of the noise
+    span after it; the run after the last noise span is left out.
     """
-    visible = nonnoise_span_to_unique_sentinel(config, tokens, noise, uniforms, tokenizer)
-    first = last_start(run_starts(~noise))  # where the sentinel of each token's span stands
-    has_span = np.zeros(noise.shape, bool)
-    has_span[np.nonzero(noise)[0], first[noise]] = True
-    keep = noise | has_span
-    order_key = np.where(keep, np.take_along_axis(break_ties(uniforms), first, axis=1), np.inf)
-    order = np.argsort(order_key, axis=1, kind="stable")
-    moved, kept = (np.take_along_axis(values, order, axis=1) for values in (visible.tokens, keep))
-    return Formatted(moved, kept, order)
+    with_sentinels = nonnoise_span_to_unique_sentinel(config, tokens, noise, uniforms, tokenizer).tokens
+    sentinel_position = last_start(run_starts(~noise))  # of the sentinel before each token's span
+    is_sentinel = np.zeros(noise.shape, bool)
+    is_sentinel[np.nonzero(noise)[0], sentinel_position[noise]] = True
+    keep = noise | is_sentinel
+    # all tokens of a span and its sentinel have the same key
+    order_key = np.take_along_axis(break_ties(uniforms), sentinel_position, axis=1)
+    order = np.argsort(np.where(keep, order_key, np.inf), axis=1, kind="stable")
+    ordered_tokens = np.take_along_axis(with_sentinels, order, axis=1)
+    ordered_keep = np.take_along_axis(keep, order, axis=1)
+    return Formatted(ordered_tokens, ordered_keep, order)
 
 
 def _mask(
@@ -177,7 +190,7 @@ def _prefix_suffix_middle(
     tokenizer: Tokenizer,
 ) -> Formatted:
     """Return PRE prefix SUF suffix MID ("PSM"); a text without noise is all prefix."""
-    return _around_middle(tokens, noise, tokenizer, prefix_first=True)
+    return _prefix_and_suffix(tokens, noise, tokenizer, prefix_first=True)
 
 
 def _suffix_prefix_middle(
@@ -188,23 +201,27 @@ def _suffix_prefix_middle(
     tokenizer: Tokenizer,
 ) -> Formatted:
     """Return PRE SUF suffix MID prefix ("SPM", as the paper trains it): the middle follows the prefix."""
-    return _around_middle(tokens, noise, tokenizer, prefix_first=False)
+    return _prefix_and_suffix(tokens, noise, tokenizer, prefix_first=False)
 
 
-def _around_middle(
+def _prefix_and_suffix(
     tokens: np.ndarray, noise: np.ndarray, tokenizer: Tokenizer, *, prefix_first: bool
 ) -> Formatted:
+    """Return the prefix and the suffix of each text with the sentinels PRE, SUF and MID.
+
+    The middle, which is the noise, is left out.
+    """
     rows, length = tokens.shape
     is_suffix = np.logical_or.accumulate(noise, axis=1)
     # Each slot is in one of five parts, 0 to 4, which are written in this order.
     part_of_text = np.where(is_suffix, 3, 1) if prefix_first else np.where(is_suffix, 2, 4)
-    parts_of_marks = [0, 2, 4] if prefix_first else [0, 1, 3]  # of PRE, SUF and MID
-    parts = np.concatenate([part_of_text, np.tile(parts_of_marks, (rows, 1))], axis=1)
+    part_of_sentinels = [0, 2, 4] if prefix_first else [0, 1, 3]  # PRE, SUF and MID
+    parts = np.concatenate([part_of_text, np.tile(part_of_sentinels, (rows, 1))], axis=1)
     order = np.argsort(parts, axis=1, kind="stable")
-    marks = np.tile(tokenizer.vocab_size - 1 - np.arange(3, dtype=np.int32), (rows, 1))
+    sentinels = np.tile(tokenizer.vocab_size - 1 - np.arange(3, dtype=np.int32), (rows, 1))
     sources = np.concatenate([np.tile(np.arange(length), (rows, 1)), np.full((rows, 3), -1)], axis=1)
     slots = (
-        np.concatenate([tokens, marks], axis=1),
+        np.concatenate([tokens, sentinels], axis=1),
         np.concatenate([~noise, np.ones((rows, 3), bool)], axis=1),
         sources,
     )
@@ -212,33 +229,37 @@ def _around_middle(
 
 
 INPUTS: dict[InputsName, Format] = {
-    "sentinels": Format(noise_span_to_unique_sentinel, lambda tokens, noise, runs: tokens - noise + runs),
+    "sentinels": Format(
+        noise_span_to_unique_sentinel, lambda tokens, noise_tokens, spans: tokens - noise_tokens + spans
+    ),
     "masks": Format(_mask),
     "masks-or-random": Format(_mask_or_random, uniforms_per_token=1),
     "masks-random-or-same": Format(_mask_random_or_same, uniforms_per_token=1),
-    "span-masks": Format(_mask),  # only of noise that is infilled
-    "visible": Format(_keep_all, uniforms_per_token=1),  # by which ``prediction_order`` orders the noise
-    "drop": Format(_drop_noise, lambda tokens, noise, runs: tokens - noise),
+    "span-masks": Format(_mask),  # ``Noise.infill`` makes the inputs of infilled noise instead
+    "visible": Format(_keep_all, uniforms_per_token=1),
+    "drop": Format(_drop_noise, lambda tokens, noise_tokens, spans: tokens - noise_tokens),
     "shuffle": Format(_shuffle, uniforms_per_token=1),
     "prefix-suffix-middle": Format(
         _prefix_suffix_middle,
-        lambda tokens, noise, runs: tokens - noise + 3,
+        lambda tokens, noise_tokens, spans: tokens - noise_tokens + 3,
         ends_with_eos=False,
         num_sentinels=3,
     ),
     "suffix-prefix-middle": Format(
         _suffix_prefix_middle,
-        lambda tokens, noise, runs: tokens - noise + 3,
+        lambda tokens, noise_tokens, spans: tokens - noise_tokens + 3,
         ends_with_eos=False,
         num_sentinels=3,
     ),
 }
 TARGETS: dict[TargetsName, Format] = {
-    "sentinels": Format(nonnoise_span_to_unique_sentinel, lambda tokens, noise, runs: noise + runs),
-    "shuffled-sentinels": Format(
-        _shuffled_spans, lambda tokens, noise, runs: noise + runs, uniforms_per_token=1
+    "sentinels": Format(
+        nonnoise_span_to_unique_sentinel, lambda tokens, noise_tokens, spans: noise_tokens + spans
     ),
-    "drop": Format(_drop_nonnoise, lambda tokens, noise, runs: noise),
+    "shuffled-sentinels": Format(
+        _shuffled_spans, lambda tokens, noise_tokens, spans: noise_tokens + spans, uniforms_per_token=1
+    ),
+    "drop": Format(_drop_nonnoise, lambda tokens, noise_tokens, spans: noise_tokens),
     "everything": Format(_keep_all),
 }
 

@@ -107,7 +107,7 @@ def copy_cross_entropy(
     """Return the loss, summed over targets, of a model that may copy its input.
 
     The probability of a token is g [token = input] + (1 - g) softmax(logits), where the gate g is the sigmoid
-    of ``copy_logits`` (Clark et al. 2020, section 3.3). A target outside of [0, V) gives NaN where its weight
+    of ``copy_logits`` (Clark et al. 2020, section 3.5). A target outside of [0, V) gives NaN where its weight
     is not 0.
     """
     weights = jnp.asarray(weights, jnp.float32)

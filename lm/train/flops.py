@@ -214,8 +214,8 @@ class Costs(NamedTuple):
 def longest_row(config: ModelConfig) -> int | None:
     """Return the longest row that the model reads [tokens]; None: it has no limit.
 
-    Learned positions, random blocks and synthesizers end at ``positions.max_length``. All other positions,
-    sinusoids included, are computed for any place of a row.
+    Learned positions and synthesizers end at ``positions.max_length``. All other positions, sinusoids
+    included, are computed for any place of a row.
     """
     return config.positions.max_length if config.has_max_length else None
 

@@ -45,6 +45,15 @@ def model():
     return Transformer(CONFIG, nnx.Rngs(params=jax.random.key(0)))
 
 
+def test_hidden_states_have_the_rows_of_both_streams_and_the_output_those_of_the_query_stream(model):
+    batch = Batch(encoder=SIDE)
+    states, mixer_inputs = model.hidden_states(batch)["encoder"], model.mixer_inputs(batch)["encoder"]
+    assert states.shape == (3, 4, 7, CONFIG.d_model) and mixer_inputs.shape == (2, 4, 7, CONFIG.d_model)
+    assert model.attention_weights(batch)["encoder"].shape == (2, 4, CONFIG.attention.num_heads, 7, 7)
+    query_stream = model.encoder.norm(states[-1])[1::2]
+    np.testing.assert_allclose(query_stream, model.encode(batch), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("positions", ["relative-sinusoids", "rotary"])
 def test_a_target_depends_on_the_context_and_earlier_targets_and_on_neither_itself_nor_later_ones(positions):
     config = changes(CONFIG, {"positions.kind": positions})

@@ -1,6 +1,7 @@
 """Laws of the denoising objectives."""
 
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import get_args
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import GOLDEN
 
-from lm.config.base import SettingError
+from lm.config.base import SettingError, setting_descriptions
 from lm.data.batches import uniforms
 from lm.data.collocations import Collocations
 from lm.data.packing import PaddedTexts
@@ -292,7 +293,7 @@ def test_targets_without_eos_get_the_room_that_eos_would_take(targets):
     assert (with_eos == without).all()
 
 
-def test_sizes_are_those_of_the_examples():
+def test_sizes_are_those_of_the_examples_with_room_for_eos_where_it_only_separates_documents():
     counts = np.array([1, 2, 3, 20, 60], np.int32)
     objectives = [
         *OBJECTIVES.values(),
@@ -302,14 +303,21 @@ def test_sizes_are_those_of_the_examples():
         Objective("spans", "drop", "everything"),
     ]
     for objective in [*objectives, *(replace(each, eos="none") for each in objectives if not each.is_mlm)]:
-        if not objective.corruption.counts or objective.eos_between_documents:
+        if not objective.corruption.counts:
             continue
         limits = compute_lengths(objective, 64)
         u = uniforms(2, np.arange(5), objective.uniforms_per_token, limits.raw)
         made = denoise(objective, text(np.random.default_rng(0), counts, limits.raw), u, VOCABULARY, limits)
         inputs, targets = corrupted_lengths(objective, counts, u[:, 0, 0])
-        assert inputs.tolist() == made[0].lengths.tolist()
-        assert targets.tolist() == made[1].lengths.tolist()
+        unused = int(objective.eos_between_documents)  # counted for EOS, which then ends no example
+        assert (inputs - unused * objective.has_inputs).tolist() == made[0].lengths.tolist()
+        assert (targets - unused).tolist() == made[1].lengths.tolist()
+
+
+@pytest.mark.parametrize("name", [name for name, noise in NOISES.items() if noise.counts])
+def test_an_empty_text_has_no_noise(name):
+    counts = NOISES[name].counts(Objective(), np.array([0, 0, 0]), np.array([0.0, 0.5, 0.99]))
+    assert counts.num_noise_tokens.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", [name for name, noise in NOISES.items() if not noise.infill])
@@ -342,6 +350,12 @@ def test_noise_follows_every_setting_but_those_that_it_is_said_to_ignore(name):
     for field, value in {"rate": 0.4, "mean_span_length": 5.0}.items():
         other = noise.mask(replace(Objective(rate=0.3), **{field: value}), text)
         assert (other == usual).all() == (field in noise.ignores), field
+
+
+def test_the_help_of_the_rate_names_all_noise_that_ignores_it():
+    (listed,) = re.findall(r"ignored with noise (.*)\)", setting_descriptions(Objective)["rate"])
+    ignoring = [name for name in get_args(NoiseName) if "rate" in NOISES[name].ignores]
+    assert sorted(re.split(", | and ", listed)) == sorted(ignoring)
 
 
 def test_every_name_of_a_choice_has_its_entry_and_every_entry_its_name():

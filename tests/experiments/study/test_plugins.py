@@ -216,7 +216,7 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ),
         (
             NOISE + "NOISES['odd'] = NOISES['suffix']._replace(counts=NOISES['spans'].counts)\n",
-            r"my\.py:3: the counts of NOISES\['odd'\] give tokens=\[0, 1, .* its mask has \[",
+            r"my\.py:3: the counts of NOISES\['odd'\] give num_noise_tokens=\[0, 1, .* its mask has \[",
         ),
         (IMPORTS + "add_rows('gpt', {'base': {}})\n", r"my\.py:3.*'gpt/base'"),
         (

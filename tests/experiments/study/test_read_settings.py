@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 from computed import ROWS, built, computed, kind_of, small_corpus_and_scale, without_none
+from small_models import CONFIGS
 
 from experiments.cli.app import parse
 from experiments.study import registry
@@ -206,6 +207,12 @@ def test_a_family_sets_nothing_that_its_models_do_not_read(name):
 
     paths = [path.removeprefix("model.") for path in family(name)]
     assert unused_settings(PRESETS[name], paths) == {}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_longest_row_is_read_by_exactly_the_models_whose_rows_it_limits(name):
+    unused = unused_settings(CONFIGS[name], ["positions.max_length"])
+    assert (not unused) == CONFIGS[name].has_max_length
 
 
 @pytest.mark.parametrize(
