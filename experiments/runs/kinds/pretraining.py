@@ -365,7 +365,7 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
         microbatches=training.microbatches,
         guard=experiment.guard,
         tbptt=training.tbptt,
-        first_step=training.optimizer_start,
+        optimizer_start=training.optimizer_start,
     )
     generator = electra.generator_of(model, experiment.generator_share)
     if generator is not None:
