@@ -100,8 +100,8 @@ def pack_examples(sizes: np.ndarray, capacity: np.ndarray) -> np.ndarray:
     ends = np.concatenate([np.zeros((1, sizes.shape[1]), np.int64), np.cumsum(sizes, axis=0, dtype=np.int64)])
     # If example i began a row, example next_start[i] would begin the next one.
     next_starts = [
-        np.searchsorted(side_ends, side_ends[:-1] + size, side="right") - 1
-        for side_ends, size in zip(ends.T, capacity, strict=True)
+        np.searchsorted(side_ends, side_ends[:-1] + side_capacity, side="right") - 1
+        for side_ends, side_capacity in zip(ends.T, capacity, strict=True)
     ]
     next_start = np.minimum.reduce(next_starts).tolist()
     starts = [0]
@@ -152,22 +152,23 @@ def make_packed_batch(
     if architecture in ENCODER_DECODERS:
         packed = _pack(inputs, rows, (batch_size, lengths.inputs), multiple)
         encoder = Side(tokens=packed.tokens, segment_ids=packed.segments, positions=packed.positions)
+        decoder_texts = targets
     else:
         encoder = None
         # Inputs are not content where the model sees what it predicts (a prefix), nor where they are not
         # predicted (loss on targets only).
         if architecture == "prefix-decoder" or loss == "targets":
             inputs = inputs._replace(content=np.zeros_like(inputs.content))
-        targets = concatenate_sides(inputs, targets)
+        decoder_texts = concatenate_sides(inputs, targets)
     shape = (batch_size, row_length(architecture, lengths))
-    packed = _pack(targets, rows, shape)
+    packed = _pack(decoder_texts, rows, shape)
     is_token, causal_attention = packed.segments > 0, None
     has_loss = is_token
     if architecture not in ENCODER_DECODERS:
         # The prefix has one position more than the inputs, since decoder tokens are shifted right: at its end
         # the last input, often EOS, is read and the first target is predicted.
         prefix_end = np.zeros(shape, np.int32)  # of each token: the last position of its example's prefix
-        prefix_end[is_token] = np.repeat(inputs.lengths, targets.lengths)
+        prefix_end[is_token] = np.repeat(inputs.lengths, decoder_texts.lengths)
         # seqio's name: 1 in the prefix, where attention is not causal
         causal_attention = (is_token & (packed.positions <= prefix_end)).astype(np.int32)
         if loss == "targets":
@@ -232,7 +233,9 @@ def _pack(examples: PaddedTexts, rows: np.ndarray, shape: tuple[int, int], multi
     if len(filled) > shape[0] or (filled > shape[1]).any():
         raise SettingError(f"rows of {filled.max()} tokens do not fit in a batch of shape {shape}")
     destination, source = length_mask(filled, shape[1]), np.flatnonzero(examples.mask)
-    if multiple > 1:  # nothing is written to the padding after each example
+    if multiple > 1:
+        # ``destination`` and ``in_room`` mark the same positions in the same order, the room of one example
+        # after another. Of these keep the tokens, so that nothing is written to the padding after an example.
         width = room.max(initial=0)
         in_room, in_example = length_mask(room, width), length_mask(examples.lengths, width)
         destination[destination] = in_example[in_room]

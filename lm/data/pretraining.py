@@ -114,9 +114,10 @@ def lengths_of_denoisers(
 ) -> list[Lengths]:
     """Return the lengths of each denoiser's examples, not counting the mode token, for which room is left.
 
-    Rows of an encoder have ``inputs_length`` tokens, whatever the denoiser. A row of a decoder alone holds
-    inputs and targets; denoisers whose rows would be shorter than the longest get more text, until they are
-    as long.
+    A mode token (UL2's "[R]", "[S]" or "[X]") begins the inputs and tells the model the kind of denoiser.
+    Rows of an encoder have ``inputs_length`` tokens, whatever the denoiser. A row of a decoder without an
+    encoder holds inputs and targets. There a denoiser with shorter rows than another gets more text: as much
+    as fits into rows as long as the longest.
     """
 
     def lengths_of(denoiser: Denoiser, length: int) -> Lengths:
@@ -129,7 +130,7 @@ def lengths_of_denoisers(
             lengths = lengths._replace(raw=max(lengths.raw - denoiser.objective.eos_after_each_example, 1))
         if denoiser.objective.corruption.targets_fit_inputs_length and architecture in DECODERS:
             # Inputs and targets share a row and trade off, so reserve their sum for one text, not both
-            # maxima.
+            # maxima. The sum does not depend on the random number, which is 0 here.
             sides = corrupted_lengths(denoiser.objective, np.array([lengths.raw]), np.zeros(1))
             lengths = lengths._replace(targets=int(np.sum(sides)) - lengths.inputs)
         return lengths
@@ -209,7 +210,7 @@ def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) 
 def denoise(
     objective: Objective,
     text: PaddedTexts,
-    u: np.ndarray,
+    random_numbers: np.ndarray,
     tokenizer: Tokenizer,
     limits: Lengths,
     *,
@@ -218,32 +219,34 @@ def denoise(
 ) -> tuple[PaddedTexts, PaddedTexts]:
     """Return inputs and targets of texts [B,L], within ``limits``, each with EOS if the objective writes it.
 
-    Axis R of the uniform random numbers u [B,R,L] holds, in this order: those of the corruption mask, one for
-    the format of the inputs if that is random, one for the format of the targets if that is, and one for the
-    order of the inputs if it is not the text's. Noise spans use all sentinels but the last
+    ``random_numbers`` float32 [B,R,L] are uniform. Axis R holds, in this order: those of the corruption mask,
+    one for the format of the inputs if that is random, one for the format of the targets if that is, and one
+    for the order of the inputs if it is not the text's. Noise spans use all sentinels but the last
     ``reserved_sentinels``.
 
     The content masks of the result mark original tokens of the text: in the inputs those that are visible, in
     the targets those that the inputs hide. Sentinels, mask tokens, EOS and random tokens are no content.
     """
     if objective.corruption.replaces_text:
-        text = text._replace(tokens=random_tokens(u[:, 0], tokenizer), content=np.zeros_like(text.content))
+        tokens = random_tokens(random_numbers[:, 0], tokenizer)
+        text = text._replace(tokens=tokens, content=np.zeros_like(text.content))
     tokens, lengths, is_text_token = text
     is_token, order = text.mask, None
     eos = tokenizer.eos if objective.eos_after_each_example else None
     if objective.sentences != "in-order":
         if objective.sentences == "permuted":
-            order = sentence_permutation(tokens, lengths, u[:, -1], tokenizer)
+            order = sentence_permutation(tokens, lengths, random_numbers[:, -1], tokenizer)
         else:
-            order = rotation(lengths, u[:, -1])
-        u = u[:, :-1]
+            order = rotation(lengths, random_numbers[:, -1])
+        random_numbers = random_numbers[:, :-1]  # without those for the order
         tokens = np.take_along_axis(tokens, order, axis=1)
         is_text_token = np.take_along_axis(is_text_token, order, axis=1)
-    target_uniforms = u[:, -1]
+    target_uniforms = random_numbers[:, -1]  # read only if the format of the targets is random
     if objective.targets_format.uniforms_per_token:
-        u = u[:, :-1]
+        random_numbers = random_numbers[:, :-1]
     if objective.corruption.infill:
-        source, keep, noise = objective.corruption.infill(objective, lengths, u)
+        # Before each token there is a slot for a mask: ``source`` and ``keep`` are [B,2L], ``noise`` [B,L].
+        source, keep, noise = objective.corruption.infill(objective, lengths, random_numbers)
         shown = np.where(source < 0, tokenizer.mask, np.take_along_axis(tokens, source, axis=1))
         shows_content = (source >= 0) & np.take_along_axis(is_text_token, source, axis=1)
         inputs = _keep_tokens(shown, keep, shows_content, eos)
@@ -252,13 +255,14 @@ def denoise(
         if objective.corruption.needs_collocations:
             assert word_starts is not None and collocations is not None
             breaks = ~(is_token & is_text_token)  # EOS, and what follows the text
-            word_starts = collocations.unit_starts(tokens, word_starts, breaks, u[:, 1])
+            word_starts = collocations.unit_starts(tokens, word_starts, breaks, random_numbers[:, 1])
         num_sentinels = tokenizer.num_sentinels - reserved_sentinels
-        texts = CorruptionInputs(lengths, u, num_sentinels, word_starts)
+        texts = CorruptionInputs(lengths, random_numbers, num_sentinels, word_starts)
         noise = noise_mask(objective, texts, limits.targets)
         inputs_format = INPUTS[objective.inputs]
-        formatted = inputs_format.apply(objective, tokens, noise, u[:, -1], tokenizer)
-        if objective.noise == "none" and order is not None:  # all have moved, as when deshuffling permutes
+        formatted = inputs_format.apply(objective, tokens, noise, random_numbers[:, -1], tokenizer)
+        if objective.noise == "none" and order is not None:
+            # No token is masked, but the order has changed: none counts as visible at its position.
             noise = np.ones_like(noise)
         inputs_eos = eos if objective.has_inputs and inputs_format.ends_with_eos else None
         inputs = _keep_formatted(formatted, is_token, is_text_token & ~noise, inputs_eos)
@@ -295,7 +299,7 @@ def _keep_tokens(tokens: np.ndarray, keep: np.ndarray, content: np.ndarray, eos:
     return PaddedTexts(kept_tokens, counts + np.int32(eos is not None), kept_content)
 
 
-def _add_prefix(text: PaddedTexts, prefix: tuple[int, ...]) -> PaddedTexts:
+def _prepend_ids(text: PaddedTexts, prefix: tuple[int, ...]) -> PaddedTexts:
     """Return the texts [B,L] with the ids of ``prefix``, which are no content, in front of each."""
     if not prefix:
         return text
@@ -314,7 +318,8 @@ class SegmentBatch(NamedTuple):
     text: PaddedTexts  # uncorrupted tokens
     seeds: np.ndarray  # int64 [B]
     keys: np.ndarray  # int64 [B]: Philox keys; the random numbers are ``uniforms(seeds, keys, ...)``
-    # float32 [B], of packed segments: replaces their first random number, ``uniforms(...)[:, 0, 0]``
+    # float32 [B]: the first random number of each segment, which decides how long it is after corruption. It
+    # was drawn for packing, and replaces ``uniforms(...)[:, 0, 0]``; None if each row is one segment
     length_uniforms: np.ndarray | None
     batch_rows: np.ndarray  # int64 [B]: the row of the batch that holds each segment
 
@@ -337,9 +342,6 @@ class DenoisingRows(PickledWithoutCache):
 
     If documents are concatenated, each row holds one segment. Otherwise the shuffled segments of a window are
     packed into rows; how many fit in a row depends on their noise.
-
-    A call finds the windows of the rows with these numbers, reads the segments of each row, corrupts them to
-    inputs and targets, and packs these into a ``Batch``.
     """
 
     reader: SegmentReader
@@ -364,9 +366,10 @@ class DenoisingRows(PickledWithoutCache):
 
     @property
     def row_index_key(self) -> str:
-        """Return the key of the index of row counts.
+        """Return the name of the row index, which stores how many rows each window has.
 
-        It names the packing, because that decides how many rows a window has.
+        The name says how segments are packed, which decides the numbers of rows: each packing has an index of
+        its own (``SegmentReader.row_index``).
         """
         if self.reader.objective.concatenates:
             return UNPACKED_ROWS
@@ -374,24 +377,31 @@ class DenoisingRows(PickledWithoutCache):
         return f"packed {self.architecture}{aligned}"
 
     def __call__(self, numbers: np.ndarray) -> Batch:
+        """Return the batch of the rows with these ``numbers``, int64 [B], counted from the first batch on.
+
+        It finds the windows of the rows, reads the segments of each row, corrupts each segment to inputs and
+        targets, and packs these into rows.
+        """
         objective = self.reader.objective
         read = self._read_whole_rows if objective.concatenates else self._read_packed_rows
         windows = self.reader.find_rows(numbers, self.count_rows, self.row_index_key)
         segments = _in_batch_order([read(window, numbers) for window in windows])
-        u = uniforms(segments.seeds, segments.keys, objective.uniforms_per_token, self.reader.lengths.raw)
-        if segments.length_uniforms is not None:
-            u[:, 0, 0] = segments.length_uniforms
+        random_numbers = uniforms(
+            segments.seeds, segments.keys, objective.uniforms_per_token, self.reader.lengths.raw
+        )
+        if segments.length_uniforms is not None:  # corrupt with the numbers by which segments were packed
+            random_numbers[:, 0, 0] = segments.length_uniforms
         inputs, targets = denoise(
             objective,
             segments.text,
-            u,
+            random_numbers,
             self.reader.tokenizer,
             self.reader.lengths,
             reserved_sentinels=self.reserved_sentinels,
             collocations=self.reader.collocations,
         )
-        inputs = _add_prefix(inputs, self.input_prefix)
-        targets = _add_prefix(targets, self.boundary.prefix)
+        inputs = _prepend_ids(inputs, self.input_prefix)
+        targets = _prepend_ids(targets, self.boundary.prefix)
         batch = make_packed_batch(
             inputs,
             targets,
@@ -414,9 +424,16 @@ class DenoisingRows(PickledWithoutCache):
             number % num_streams, number // num_streams, reader.count_segments, UNPACKED_ROWS
         )
         text = self._read_text(window.position, reader.segment_order(window.position)[window.rows])
-        u = uniforms(reader.seed, np.array([number]), reader.objective.uniforms_per_token, self.lengths.raw)
+        random_numbers = uniforms(
+            reader.seed, np.array([number]), reader.objective.uniforms_per_token, self.lengths.raw
+        )
         return denoise(
-            reader.objective, text, u, reader.tokenizer, reader.lengths, collocations=reader.collocations
+            reader.objective,
+            text,
+            random_numbers,
+            reader.tokenizer,
+            reader.lengths,
+            collocations=reader.collocations,
         )
 
     def count_epoch_rows(self, limit: int) -> int:
@@ -529,6 +546,7 @@ class DenoiserMixtureRows(PickledWithoutCache):
         return np.searchsorted(bounds, u, side="right")
 
     def __call__(self, numbers: np.ndarray) -> Batch:
+        """Return the batch of the rows with these ``numbers``, int64 [B]; each chooses its denoiser."""
         chosen = self.choose(numbers)
         rows = [np.flatnonzero(chosen == index) for index in range(len(self.parts))]
         made = [self.denoiser_batch(index, numbers[some]) for index, some in enumerate(rows) if len(some)]

@@ -36,7 +36,7 @@ from lm.evaluate.loglikelihood import (
     ShardBatch,
     Window,
     check_length,
-    pad_texts,
+    pad_to_shape,
     run_batched,
     windows,
 )
@@ -133,8 +133,8 @@ def _masked_rows(
 def _make_batch(_config: ModelConfig, rows: Sequence[_MaskedRow], bucket: BucketBatch) -> tuple[Batch]:
     """Return the batch of ``rows``, padded to ``bucket.rows`` rows."""
     shape = bucket.rows, bucket.lengths[0]
-    tokens, lengths = pad_texts([row.tokens for row in rows], shape)
-    targets, _ = pad_texts([row.targets for row in rows], shape)
+    tokens, lengths = pad_to_shape([row.tokens for row in rows], shape)
+    targets, _ = pad_to_shape([row.targets for row in rows], shape)
     weights = np.zeros(shape, np.float32)
     for index, row in enumerate(rows):
         weights[index, : len(row.weights)] = row.weights

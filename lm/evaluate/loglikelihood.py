@@ -34,7 +34,7 @@ from lm.nn.ensemble import Ensemble
 from lm.tokenizers.tokenizer import Tokenizer
 
 TokenIds = Sequence[int] | np.ndarray
-MAX_CANDIDATES = 2**31  # of a context: no limit
+MAX_CANDIDATES = 2**31  # of a context: their number has no limit
 # A rough count of the vectors [d_model] that a token's activations take in memory, beside its logits.
 HIDDEN_VECTORS_PER_TOKEN = 16
 Request = tuple[TokenIds, TokenIds]  # a context and its continuation, which is scored
@@ -118,7 +118,8 @@ def candidate_log_probs(
     config = model.config
     if not contexts:
         return []
-    # An ensemble has no cache to extend, and random blocks are drawn for whole rows.
+    # Here the context is read again with each candidate: an encoder has no cache, an ensemble no ``extend``,
+    # and random blocks (BigBird) are drawn for whole rows.
     if not config.has_decoder or config.sparsity.random_blocks or isinstance(model, Ensemble):
         requests: list[Request] = []
         for context, its_candidates in zip(contexts, candidates, strict=True):
@@ -175,12 +176,18 @@ def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Requ
     """Yield requests that together score every token of a text once.
 
     Without a start token the first token of the text is not scored, and each window keeps a token of context,
-    whatever the stride. Raises SettingError for a stride that is not from 1 to the length of the window.
+    whatever the stride. Raises SettingError for a stride that is not from 1 to the length of the window, and
+    for a window of one token if that token has to be context.
     """
     needs_context = config.special.start is None and not config.has_encoder
-    stride = min(window.stride, window.length - needs_context)
-    if not 0 < stride or window.stride > window.length:
+    if not 0 < window.stride <= window.length:
         raise SettingError(f"a window of {window.length} tokens cannot be moved by {window.stride}")
+    if window.length <= needs_context:
+        raise SettingError(
+            "a window of 1 token has no room for the context that a model without a start token needs: "
+            "choose a length of at least 2"
+        )
+    stride = min(window.stride, window.length - needs_context)
     begin, end = int(needs_context), window.length
     while begin < len(ids):
         yield ids[max(end - window.length, 0) : begin], ids[begin:end]
@@ -269,7 +276,7 @@ def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) 
     num_candidates = candidate_counts[0] if candidate_counts else None
     encoder = decoder = None
     if config.has_encoder:
-        tokens, lengths = pad_texts([row.encoder for row in rows], (bucket.rows, encoder_length))
+        tokens, lengths = pad_to_shape([row.encoder for row in rows], (bucket.rows, encoder_length))
         is_text = (np.arange(encoder_length)[None] < lengths[:, None]).astype(np.int32)
         encoder = Side(tokens=tokens, segment_ids=is_text)
     prompt_lengths = np.zeros(bucket.rows, np.int32)
@@ -279,7 +286,7 @@ def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) 
             read = [[*row.prompt, *row.candidates[0][:-1]] for row in rows]
         else:
             read = [[*row.prompt] for row in rows]
-        tokens, _ = pad_texts(read, (bucket.rows, decoder_length))
+        tokens, _ = pad_to_shape(read, (bucket.rows, decoder_length))
         is_prompt = (np.arange(decoder_length)[None] < prompt_lengths[:, None]).astype(np.int32)
         prompt_segments = None if num_candidates is None else is_prompt
         # ``causal_attention`` is T5X's name for what marks the prefix, in which attention is bidirectional.
@@ -295,14 +302,14 @@ def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) 
         num_missing = count - len(row.candidates)
         targets += row.candidates
         targets += [()] * num_missing
-    tokens, lengths = pad_texts(targets, (bucket.rows * count, targets_length))
+    tokens, lengths = pad_to_shape(targets, (bucket.rows * count, targets_length))
     if num_candidates is not None:
         tokens = tokens.reshape(bucket.rows, count, targets_length)
         lengths = lengths.reshape(bucket.rows, count)
     return Batch(encoder=encoder, decoder=decoder), _Targets(tokens, lengths, first_position)
 
 
-def pad_texts(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def pad_to_shape(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Return texts as left-aligned rows int32 [B,T], padded with 0, and their lengths int32 [B]."""
     tokens, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
     for index, text in enumerate(texts):
@@ -323,9 +330,9 @@ def run_batched(
 ) -> list[np.ndarray]:
     """Return the output of ``program`` for each row, float64, in order, computed in batches of few shapes.
 
-    ``lengths`` int [N,3], of encoder, decoder and targets, are those of each row; [N,4] with the number of
-    candidates before the targets. ``make_batch`` builds, for some of the rows, the program's arguments other
-    than the model.
+    ``lengths`` int [N,3] are the lengths of each row in encoder, decoder and targets. In [N,4] the third
+    column is the row's number of candidates, and the last one the length of its longest candidate.
+    ``make_batch`` builds, for some of the rows, the program's arguments other than the model.
     """
     config, mesh = model.config, getattr(jax.tree.leaves(model)[0].sharding, "mesh", None)
     multiple = 1 if mesh is None else sharding.batch_shards(mesh.shape)
@@ -391,6 +398,7 @@ def _candidate_log_probs(model, batch, targets):
     total = jnp.where(lengths > 0, first, 0.0)
     if length > 1:
         tokens, lengths = tokens.reshape(-1, length), jnp.maximum(lengths.reshape(-1) - 1, 0)
+        # Candidates continue one prompt, as the beams of a search do.
         x, _ = model.extend(tokens[:, :-1], cache.repeat_beams(count), lengths)
         total += _sum_log_probs(model.logits(x), tokens[:, 1:], lengths).reshape(rows, count)
     return total

@@ -48,11 +48,10 @@ class Run:
     teacher_params: dict[str, jax.Array] | None = None  # parameters of the teacher, if the steps have one
 
     def start(self, restored: State | None, config: LoopConfig) -> int:
-        """Begin the log after the steps already done, and return their number: ``first_step`` in a new run.
+        """Resume the log after the steps already done, and return their number: ``first_step`` in a new run.
 
-        Later records, of a run that was torn, are deleted from the log.
-
-        Raises SettingError if it is more than ``config.steps``.
+        Records of later steps, which an interrupted run wrote after its last checkpoint, are deleted from the
+        log. Raises SettingError if more than ``config.steps`` steps are done.
         """
         start = self.first_step if restored is None else int(restored.step)
         if start > config.steps:
@@ -79,7 +78,7 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
     stack_traces = run.log.folder / f"stuck-{jax.process_index()}.txt"
     profile = Profile(run.log.folder / "profile", config.profile)
     with PreemptionHandler(config.patience, stack_traces) as preemption, _save_bad_batch(run), profile:
-        if preemption.requested():  # with several processes, a signal may have come since the last stage
+        if preemption.requested():  # with several processes, a signal may come between two stages
             preemption.check(start)
         meter = MetricsWriter(run.log, config, run.flops)
         periodic = PeriodicActions(run, config, meter, preemption)
@@ -97,7 +96,7 @@ def train(steps: Steps, run: Run, config: LoopConfig) -> State:
             profile.before(step)
             state, metrics = train_step(state, batch)
             profile.after(step, metrics)
-            meter.add(step, metrics, batch)  # reads the step before
+            meter.add(step, metrics, batch)  # waits for the step before this one, and may log it
             preemption.heartbeat()
             periodic.on_step_end(state, step)  # saves, evaluates, stops
         run.checkpoints.wait()
@@ -138,7 +137,8 @@ class CompiledStep:
 
     def __init__(self, steps: Steps, run: Run, batches: Prefetched):
         self._step, self._log = steps.seeded_train_step(run.seed, run.teacher_params), run.log
-        self._seconds: float | None = None  # time of compilation, until it is logged
+        # None until the step is compiled, and again once the time is logged
+        self._compile_seconds_to_log: float | None = None
         self._compiled: Future[float] = Future()
 
         def compile_ahead() -> None:
@@ -150,28 +150,29 @@ class CompiledStep:
             except BaseException as error:
                 self._compiled.set_exception(error)
 
-        # Making batches imports grain, which replaces Python's import for a moment. That happens here, before
-        # there is another thread that could meet it.
+        # grain, which makes batches, replaces Python's import function for a moment while it is imported. It
+        # is imported before the thread starts, since the thread might import something at that moment.
         import_module("grain")
         threading.Thread(target=compile_ahead, name=COMPILER_THREAD, daemon=True).start()
 
     def wait(self, preemption: PreemptionHandler, start: int) -> None:
         """Wait until the step is compiled; raise Interrupted at a signal.
 
-        Nothing is lost then: no step was done after ``start``, whose state is saved, by this run or by the
-        one that it continues, or is the initial one.
+        Nothing has to be saved then, since no step has been done after ``start``: its state is the initial
+        one, or was saved by this run or by the run that it continues.
         """
-        self._seconds = preemption.interruptible(self._compiled.result)
-        if self._seconds is None:
+        self._compile_seconds_to_log = preemption.interruptible(self._compiled.result)
+        if self._compile_seconds_to_log is None:
             preemption.check(start)
 
     def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        if self._seconds is None:
+        if self._compile_seconds_to_log is None:
             return self._step(state, batch)
         # The first call is slower than the others, so it counts as compilation.
         begin = time.perf_counter()
         state, metrics = self._step(state, batch)
-        seconds, self._seconds = self._seconds + time.perf_counter() - begin, None
+        seconds = self._compile_seconds_to_log + time.perf_counter() - begin
+        self._compile_seconds_to_log = None
         jax.block_until_ready(metrics["loss"])
         self._log.log_first_step(seconds)
         start_preemption_service()
@@ -230,7 +231,7 @@ class PeriodicActions:
             values = self.preemption.interruptible(lambda: self.run.evaluate(state))
             if values is not None:
                 if is_saved:
-                    checkpoints.score(step, *_scores_and_losses(values, self.config.score))
+                    checkpoints.write_scores(step, *_scores_and_losses(values, self.config.score))
                 log.write(step, "eval", values)
         if self.preemption.signal:
             if not is_saved:

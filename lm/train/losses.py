@@ -1,23 +1,23 @@
 """Losses: functions (model, batch, key, config) -> a loss to minimise, and sums to report.
 
-The loss of a batch is the sum of the losses of its targets, each multiplied by its loss weight. That of a
-target is its cross-entropy with the predictions, or another that ``LossConfig.name`` chooses. Before a
+The loss of a batch is the sum of the losses of its targets, each multiplied by its loss weight. The loss of a
+target is its cross-entropy with the predictions, unless ``LossConfig.name`` chooses another loss. Before a
 training step, each array of loss weights is divided by its sum over the whole batch: the sums are then
 means, and those of micro-batches and hosts add up.
 
 Masked diffusion weighs tokens by 1/t and divides by the number of tokens that may be masked
 (``Batch.num_loss_tokens``), so that its loss is an upper bound of minus the log-probability [nats per token].
 
-Metrics are returned by name as pairs (weighted sum, sum of weights). ``Steps.evaluate`` adds these up over
-batches and divides one by the other. A batch with ``frequent_tokens``, the 10 most frequent content tokens of
-held-out data, gets metrics of its content tokens too: the targets that are no sentinel and no EOS, and that
-the inputs do not show at the same position (``lm.data.content``).
+Metrics are returned by name as pairs (weighted sum, sum of weights). ``Steps.evaluate`` adds up both over
+batches, and divides the first by the second. A batch with ``frequent_tokens``, the 10 most frequent content
+tokens of held-out data, gets metrics of its content tokens too: the targets that are no sentinel and no EOS,
+and that the inputs do not show at the same position (``lm.data.content``).
 
 A side of a batch holds the arrays of either the encoder or the decoder. Without a key there is no dropout.
 
 With a teacher the loss of the targets is a weighted sum of three: the objective's own, the cross-entropy with
-the teacher's predictions, and the cosine distance of the last hidden states (Sanh et al. 2019). Metrics of
-the objective's own loss are those without a teacher.
+the teacher's predictions, and the cosine distance of the last hidden states (Sanh et al. 2019). The metrics
+"loss" and "accuracy" are those of the objective's own loss, as without a teacher.
 """
 
 from collections.abc import Callable
@@ -49,14 +49,14 @@ Sums = dict[str, tuple[Array, Array]]  # metric -> (weighted sum, sum of weights
 LossAndSums = tuple[Array, Sums]  # the loss to minimise, float32 [], and the metrics to report
 Key = Array | None  # of dropout
 Loss = Callable[..., LossAndSums]  # of the model, a Batch, a Key and a LossConfig; for some, of a Teacher
-# hidden states [B,T,D] of a model and, if the loss depends on it, those of its teacher
-States = tuple[Array, ...]
+# last hidden states [B,T,D] of a model and, if the loss depends on them, those of its teacher
+HiddenStates = tuple[Array, ...]
 
 # losses of target tokens other than the cross-entropy, by name: functions of logits float32 [B,T,V] and
 # targets int [B,T] that return losses [B,T]. Study modules add theirs.
 TOKEN_LOSSES: dict[str, Callable[[Array, Array], Array]] = {}
 
-# Weight of ELECTRA's discriminator loss; that of its generator's is 1 (Clark et al. 2020, section 3.1).
+# Weight of the loss of ELECTRA's discriminator; that of its generator is 1 (Clark et al. 2020, section 3.1).
 DISCRIMINATOR_WEIGHT = 50.0
 
 # A masked LM computes logits for this share of a row's positions, or for all if any row of the batch has more
@@ -114,7 +114,7 @@ def masked_lm(
 
     With a teacher return the loss of distillation; its weight ``hard`` multiplies the loss of pairs too.
     """
-    x, router = _features(model, batch, key)
+    x, router = _hidden_states_and_router(model, batch, key)
     loss, sums = _masked_token_loss(model, x, batch, config, teacher)
     weights = batch.side("encoder").loss_weights
     loss, sums = _add_router_losses(model, router, weights, loss, sums)
@@ -162,19 +162,19 @@ def replaced_token_detection(model: Any, batch: Batch, key: Key, config: LossCon
 def restored_tokens(model: Any, batch: Batch, key: Key, config: LossConfig) -> LossAndSums:
     """Return the generator's loss on masked tokens plus that of a discriminator that restores the text.
 
-    Both have weight 1: the paper gives none for "replace MLM" and "all-tokens MLM". ``config`` applies to
-    the generator's loss only.
+    Both have weight 1: for "replace MLM" and "all-tokens MLM" Clark et al. 2020 (ELECTRA) give no weights.
+    ``config`` applies to the generator's loss only.
     """
     sample_key, key = _sample_key(key)
     outputs, side = model(batch, sample_key, key), batch.side("encoder")
     loss, sums = _loss_from_logits(outputs.generator_logits, side, batch.frequent_tokens, config)
     weights = batch.discriminator_loss_weights
-    if outputs.copy_logits is None:
+    if outputs.copy_logits is None:  # "replace MLM"
         restored_loss = cross_entropy(
             outputs.logits, side.targets, weights, z_loss=0.0, label_smoothing=0.0
         ).loss
         num_right, total = accuracy(outputs.logits, side.targets, weights)
-    else:
+    else:  # "all-tokens MLM": the discriminator may also copy the token that it reads
         restored_loss, total, num_right = copy_cross_entropy(
             outputs.logits, outputs.copy_logits, outputs.tokens, side.targets, weights
         )
@@ -214,7 +214,7 @@ def supervised_loss(model: Any, batch: Batch, key: Key, _config: LossConfig) -> 
 
 
 def _transformer_config(model: Any) -> ModelConfig:
-    """Return the settings of a model; of one that has others, such as word vectors, the defaults."""
+    """Return the settings of a Transformer; the defaults for a model without such settings."""
     config = getattr(model, "config", None)
     return config if isinstance(config, ModelConfig) else ModelConfig()
 
@@ -229,7 +229,7 @@ def _loss_chunks(model: Any) -> int:
     return _transformer_config(model).compile.loss_chunks
 
 
-def _features(model: Any, batch: Batch, key: Key) -> tuple[Array, RouterStatistics | None]:
+def _hidden_states_and_router(model: Any, batch: Batch, key: Key) -> tuple[Array, RouterStatistics | None]:
     """Return a model's last hidden states [B,T,D], and the statistics of its routers if it has any."""
     if not _has_experts(model):
         return model.features(batch, key), None
@@ -243,29 +243,33 @@ def _language_model(
     """Return the loss of the targets of a side, plus the losses of the model's routers."""
     side = batch.side(name)
     if teacher is None and not _has_experts(model) and _loss_chunks(model) == 1:
+        # This path serves any model whose call returns logits: it needs no ``features`` and ``logits``.
         return _loss_from_logits(model(batch, key), side, batch.frequent_tokens, config)
-    x, router = _features(model, batch, key)
-    states = _states(x, batch, teacher)
-    loss, sums = _loss_from_hidden_states(model, states, side, batch.frequent_tokens, config, teacher)
+    x, router = _hidden_states_and_router(model, batch, key)
+    hidden_states = _with_teacher_states(x, batch, teacher)
+    loss, sums = _loss_from_hidden_states(model, hidden_states, side, batch.frequent_tokens, config, teacher)
     return _add_router_losses(model, router, side.loss_weights, loss, sums)
 
 
 def _add_router_losses(
     model: Any, router: RouterStatistics | None, weights: Array, loss: Array, sums: Sums
 ) -> LossAndSums:
-    """Return the loss plus those of all routers, and the metrics with theirs.
+    """Return the loss plus the losses of all routers, and the metrics plus those of the routers.
 
-    Each row is weighted by the sum of its loss weights ([B] or [B,T]), so that these losses, too, add up over
-    micro-batches, hosts and evaluation batches. The losses of layers are summed (Fedus et al. 2021), the
-    metrics are means over layers and have no weights: ``balance_loss`` is 1 if all experts get as many
-    tokens, and their number if one gets them all with probability 1.
+    Each row is weighted by the sum of its loss weights ([B] or [B,T]), so that these sums, too, add up over
+    micro-batches, hosts and evaluation batches. The loss gets the sums over layers (Fedus et al. 2021),
+    multiplied by ``experts.balance_loss`` and ``experts.z_loss``. The metrics are means over layers, without
+    these factors: ``balance_loss`` is 1 if all experts get the same number of tokens, and the number of
+    experts if one of them gets all tokens with probability 1.
     """
     if router is None:
         return loss, sums
     config: ModelConfig = model.config
     row_weights = jnp.asarray(weights, jnp.float32).reshape(len(weights), -1).sum(1)
     total = row_weights.sum()
-    balance_loss, z_loss, dropped = ((values * row_weights).sum() for values in router)
+    balance_loss = (router.balance_loss * row_weights).sum()
+    z_loss = (router.z_loss * row_weights).sum()
+    dropped = (router.dropped * row_weights).sum()
     loss = loss + config.experts.balance_loss * balance_loss + config.experts.z_loss * z_loss
     layers = config.num_expert_layers
     metrics = {"balance_loss": balance_loss, "router_z_loss": z_loss, "dropped_tokens": dropped}
@@ -282,32 +286,32 @@ def _masked_token_loss(
     side, weights = batch.side("encoder"), batch.side("encoder").loss_weights
     max_masked = ceil(MAX_MASKED_SHARE * weights.shape[1])
 
-    def loss_everywhere(states: States, side: Side) -> LossAndSums:
-        return _loss_from_hidden_states(model, states, side, batch.frequent_tokens, config, teacher)
+    def loss_everywhere(hidden_states: HiddenStates, side: Side) -> LossAndSums:
+        return _loss_from_hidden_states(model, hidden_states, side, batch.frequent_tokens, config, teacher)
 
     # Without checkpointing, ``lax.cond`` would save the logits of both branches for the backward pass; the
     # chunked loss saves none.
     if _loss_chunks(model) == 1:
         loss_everywhere = jax.checkpoint(loss_everywhere)
 
-    def loss_where_masked(states: States, side: Side) -> LossAndSums:
+    def loss_where_masked(hidden_states: HiddenStates, side: Side) -> LossAndSums:
         # The positions of the largest weights: all masked ones, and unmasked ones of weight 0 to fill up.
         positions = jax.lax.top_k(weights, max_masked)[1]
         masked = side.map(lambda array: jnp.take_along_axis(array, positions, axis=1))
-        masked_states = tuple(jnp.take_along_axis(x, positions[:, :, None], axis=1) for x in states)
+        masked_states = tuple(jnp.take_along_axis(x, positions[:, :, None], axis=1) for x in hidden_states)
         return loss_everywhere(masked_states, masked)
 
     fits_max_masked = ((weights > 0).sum(1) <= max_masked).all()
-    states = _states(x, batch, teacher)
-    loss, sums = jax.lax.cond(fits_max_masked, loss_where_masked, loss_everywhere, states, side)
+    hidden_states = _with_teacher_states(x, batch, teacher)
+    loss, sums = jax.lax.cond(fits_max_masked, loss_where_masked, loss_everywhere, hidden_states, side)
     if batch.num_loss_tokens is not None:
         total = batch.num_loss_tokens.sum(dtype=jnp.float32)
         sums |= {name: (sums[name][0], total) for name in ("loss", "z_loss", "accuracy")}
     return loss, sums
 
 
-def _states(x: Array, batch: Batch, teacher: Teacher | None) -> States:
-    """Return a model's last hidden states x [B,T,D] and, if the loss depends on it, its teacher's."""
+def _with_teacher_states(x: Array, batch: Batch, teacher: Teacher | None) -> HiddenStates:
+    """Return (x,) or, if the loss depends on them, (x, the teacher's last hidden states), all [B,T,D]."""
     if teacher is None or not teacher.config.needs_teacher_forward:
         return (x,)
     return x, jax.lax.stop_gradient(teacher.model.features(batch))
@@ -315,7 +319,7 @@ def _states(x: Array, batch: Batch, teacher: Teacher | None) -> States:
 
 def _loss_from_hidden_states(
     model: Any,
-    states: States,
+    hidden_states: HiddenStates,
     side: Side,
     frequent_tokens: Array | None,
     config: LossConfig,
@@ -323,8 +327,8 @@ def _loss_from_hidden_states(
 ) -> LossAndSums:
     """Return the loss of the targets of a side, from last hidden states [B,T,D]."""
 
-    def loss_of(states: States, side: Side, frequent_tokens: Array | None) -> LossAndSums:
-        x, *teacher_states = states
+    def loss_of(hidden_states: HiddenStates, side: Side, frequent_tokens: Array | None) -> LossAndSums:
+        x, *teacher_states = hidden_states
         logits, weights = model.logits(x), side.loss_weights
         loss, sums = _loss_from_logits(logits, side, frequent_tokens, config)
         if teacher is None:
@@ -349,8 +353,8 @@ def _loss_from_hidden_states(
 
     chunks = _loss_chunks(model)
     if chunks == 1:
-        return loss_of(states, side, frequent_tokens)
-    return sum_over_chunks(loss_of, states, side, frequent_tokens, chunks)
+        return loss_of(hidden_states, side, frequent_tokens)
+    return sum_over_chunks(loss_of, hidden_states, side, frequent_tokens, chunks)
 
 
 def _loss_from_logits(

@@ -85,7 +85,10 @@ def make_optimizer(
 
 
 def update_direction(config: OptimizerConfig, axes: Axes) -> Transform:
-    """Return the transformation from gradients to directions, to be multiplied by the learning rate."""
+    """Return the transformation from gradients to directions, to be multiplied by the learning rate.
+
+    Tests compare it with reference optimisers; training uses ``make_optimizer``.
+    """
     return optax.chain(*_direction_transforms(config, axes, None))
 
 
@@ -190,8 +193,8 @@ def optimizer_state_size(config: OptimizerConfig, model: nnx.Module) -> int:
 
 # --- ``MaskUpdates`` for fine-tuning: which parameters are trained, by their names
 
-# A new head, whose names do not begin with BODY, is always trained.
-# Source: Raffel et al. 2020, section 3.5.1.
+# A new head is always trained: its names do not begin with BODY, as those of the pre-trained model do.
+# Adapters and gradual unfreezing: Raffel et al. 2020, section 3.5.1.
 
 
 def train_all(updates: Updates, _step: jax.Array) -> Updates:
@@ -215,7 +218,7 @@ def freeze_embedding(updates: Updates, _step: jax.Array) -> Updates:
 
 
 def train_adapters(updates: Updates, _step: jax.Array) -> Updates:
-    """Train adapters and all norms, as the paper says; its code trains no norms but those of adapters."""
+    """Train adapters and all norms, as Raffel et al. 2020 say; their code trains only adapters' norms."""
     return _train_modules(updates, lambda path: "adapter" in path or path[-1].endswith("norm"))
 
 
@@ -225,7 +228,10 @@ def train_lora(updates: Updates, _step: jax.Array) -> Updates:
 
 
 def _train_modules(updates: Updates, is_trained: Callable[[list[str]], bool]) -> Updates:
-    """Return the updates, 0 except for a new head and for parameters whose module path ``is_trained``."""
+    """Return the updates, with 0 for frozen parameters; those of a new head are always trained.
+
+    ``is_trained`` says for all others whether they are trained, given the path of the parameter's module.
+    """
     has_body = any(name.startswith(BODY) for name in updates)
 
     def has_update(name):
@@ -250,19 +256,22 @@ class GradualUnfreezing:
 
     def __call__(self, updates: Updates, step: jax.Array) -> Updates:
         model = self.model
-        layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
-        stacks = [stack for stack in layers if getattr(model, f"has_{stack}")]
+        num_layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
+        stacks = [stack for stack in num_layers if getattr(model, f"has_{stack}")]
         depths = {}
         for stack in stacks:
             is_one_layer = model.shares_layers(stack) and model.shared_parts == "all"
-            depths[stack] = 1 if is_one_layer else layers[stack]
+            depths[stack] = 1 if is_one_layer else num_layers[stack]
         if "backward" in model.heads:
             depths["backward"] = depths["decoder"]
         episodes = max(depths.values())
         num_unfrozen = 1 + step * episodes // self.steps  # layers, from the top
 
-        def trained_from(name: str, shape: tuple[int, ...]) -> int | np.ndarray:
-            """Return how many layers have to be unfrozen to train this parameter, or each layer of it."""
+        def num_layers_to_unfreeze(name: str, shape: tuple[int, ...]) -> int | np.ndarray:
+            """Return how many top layers have to be unfrozen before this parameter is trained.
+
+            For a parameter that is stacked over layers: the number for each layer, int [layers,1,...].
+            """
             component, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
             is_output = component == "embed" and model.output.logits.startswith("tied")
             if component in ("embed", "encoder_embed") and not is_output:
@@ -273,13 +282,16 @@ class GradualUnfreezing:
                 return depths[component]
             block_module, depth = rest.split(".")[1], depths[component]
             has_memory = model.has_product_key_memory(component == "decoder" and model.has_encoder)
-            # What all layers share is unfrozen with the top one.
-            shared_layers = range(depth - shape[0], depth)
-            layers = layers_by_module(model, depth, has_memory).get(block_module, shared_layers)
-            # Layers that share one block have embeddings of their own, which are trained with it.
-            needed = np.minimum(depth - np.array(layers), depth)
-            return needed.reshape(-1, *[1] * (len(shape) - 1))
+            # A module without an entry is in all layers: each has its own, or ``shape[0]`` is 1 and all share
+            # it as part of the top layer.
+            default = range(depth - shape[0], depth)
+            layer_indices = layers_by_module(model, depth, has_memory).get(block_module, default)
+            # If all layers share one block, ``depth`` is 1, but the step embeddings of a Universal
+            # Transformer are stacked over all layers, with indices up to 0. They are trained with the block.
+            counts = np.minimum(depth - np.array(layer_indices), depth)
+            return counts.reshape(-1, *[1] * (len(shape) - 1))
 
-        return {
-            name: jnp.where(num_unfrozen >= trained_from(name, x.shape), x, 0) for name, x in updates.items()
-        }
+        def mask(name: str, update: jax.Array) -> jax.Array:
+            return jnp.where(num_unfrozen >= num_layers_to_unfreeze(name, update.shape), update, 0)
+
+        return {name: mask(name, update) for name, update in updates.items()}

@@ -19,7 +19,8 @@ from lm.train.optimizers import Optimizer
 LOSS_HISTORY = 128  # number of last losses that a new loss is compared with [steps]
 MIN_LOSS_STD = 0.1  # lower bound of their std: near zero, losses differ by large factors [nats/token]
 
-UNLOGGED = "skipped_since_line"  # in the guard state: updates skipped since the last line of the log
+# in the guard state: updates skipped since the last training record in metrics.jsonl
+UNLOGGED = "skipped_since_line"
 
 MakeModel = Callable[[jax.Array], nnx.Module]  # from a key
 GuardState = dict[str, jax.Array]
@@ -28,7 +29,7 @@ GuardState = dict[str, jax.Array]
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("step", "params", "opt_state", "guard", "average", "carry"),
-    meta_fields=("model_treedef",),
+    meta_fields=("model_structure",),
 )
 @dataclass(frozen=True)
 class State:
@@ -39,10 +40,12 @@ class State:
     fine-tuned in their place.
     """
 
-    step: jax.Array  # int32 []: steps done, with those whose update was skipped and those of earlier phases
+    # int32 []: steps done, including those whose update was skipped, and those of the phases of pre-training
+    # before this one
+    step: jax.Array
     params: dict[str, jax.Array]  # by dotted name
     opt_state: optax.OptState
-    model_treedef: tuple[Any, tuple[str, ...]]  # the model's treedef, and the names of its leaves in order
+    model_structure: tuple[Any, tuple[str, ...]]  # the model's treedef, and the names of its leaves in order
     guard: GuardState | None = None  # guard state: statistics by which bad updates are recognised
     average: dict[str, jax.Array] | None = None  # EMA of params (optimizer.ema)
     carry: Any = None  # recurrent states [layers,B,h], set if a row spans several steps (tbptt)
@@ -59,19 +62,19 @@ class State:
 
     def model_with(self, params: dict[str, jax.Array]) -> nnx.Module:
         """Return the model with these parameters."""
-        treedef, names = self.model_treedef
+        treedef, names = self.model_structure
         return jax.tree.unflatten(treedef, [params[name] for name in names])
 
     @property
     def unlogged_skips(self) -> int:
-        """Return how many updates had been skipped since the last line of the log when this was saved."""
+        """Return how many updates had been skipped since the last training record when this was saved."""
         return 0 if self.guard is None else int(self.guard[UNLOGGED])
 
     def with_unlogged_skips(self, count: int) -> "State":
-        """Return this state with the number of updates skipped since the last line of the log.
+        """Return this state with the number of updates skipped since the last training record of the log.
 
-        Only the host knows when lines are written, so a step leaves the number as it is, and the host sets it
-        before saving.
+        Only the host knows when records are written, so a step leaves the number as it is, and the host sets
+        it before saving.
         """
         if self.guard is None:
             return self
@@ -106,7 +109,7 @@ def create_state(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=optimizer.init(params),
-        model_treedef=(jax.tree.structure(model), tuple(params)),
+        model_structure=(jax.tree.structure(model), tuple(params)),
         guard=initial_guard(guard),
         average=jax.tree.map(jnp.copy, params) if ema else None,
         carry=None if tbptt is None else model.decoder.init_carry(tbptt.rows, 0),
@@ -154,13 +157,15 @@ def check_update(
 ) -> tuple[jax.Array, GuardState]:
     """Return whether to apply the update with this loss and gradient norm, bool [], and the new guard state.
 
-    A loss is a spike if it exceeds the mean of the last LOSS_HISTORY losses by more than ``config.spikes``
-    standard deviations; until LOSS_HISTORY updates have been applied, no loss counts as a spike. The gradient
-    norm is only checked to be finite: in ordinary runs with Adafactor it jumps by a hundred standard
-    deviations while the loss stays within four.
+    A loss is compared with those of the last LOSS_HISTORY updates that were applied. It is a spike if it
+    exceeds their mean by more than ``config.spikes`` times their standard deviation, or times MIN_LOSS_STD if
+    that is larger. Until so many updates have been applied, no loss is a spike. The gradient norm is only
+    checked to be finite: in ordinary runs with Adafactor it jumps by a hundred standard deviations while the
+    loss stays within four.
     """
     is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    is_good = is_finite | (config.non_finite == "stop")  # the loop stops when it reads these numbers
+    # With "stop" a non-finite update is applied: ``MetricsWriter`` ends the run when it reads these numbers.
+    is_good = is_finite | (config.non_finite == "stop")
     new_guard_state = {UNLOGGED: guard_state[UNLOGGED]}
     if config.spikes is not None:
         losses, updates = guard_state["losses"], guard_state["updates"]

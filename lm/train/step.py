@@ -66,11 +66,11 @@ class StepSpec:
     guard: GuardConfig = NEVER_SKIP  # which bad updates are skipped
     # set if a batch row is one chunk of a longer row; the loss then continues from the recurrent state
     tbptt: TruncatedBPTT | None = None
-    # step of the state at which the optimiser began, from which its schedule counts
-    first_step: int = 0
-    # set if a trained Transformer teaches the model: its settings, and the weights of the terms of the loss
-    teacher_config: ModelConfig | None = None
-    distillation: DistillationConfig = DistillationConfig()
+    # Step of the state at which the optimiser began: its schedule counts from there. It is at most
+    # ``Run.first_step``, and less if a phase continues with the optimiser of the phase before it.
+    optimizer_start: int = 0
+    teacher_config: ModelConfig | None = None  # of the Transformer that teaches the model; None: no teacher
+    distillation: DistillationConfig = DistillationConfig()  # weights of the loss's terms with a teacher
 
     def __post_init__(self) -> None:
         if self.tbptt is not None and (self.loss is not language_model or self.microbatches > 1):
@@ -102,12 +102,12 @@ class StepSpec:
         leaves = [params[name] for name in sharding.named(abstract)]
         return Teacher(jax.tree.unflatten(jax.tree.structure(abstract), leaves), self.distillation)
 
-    def optimizer_step(self, step: jax.Array) -> jax.Array:
-        """Return the number of steps since the optimiser began, int32 [], which its schedule reads.
+    def schedule_step(self, step: jax.Array) -> jax.Array:
+        """Return the number of steps since the optimiser began, int32 [], for which its schedule is computed.
 
         ``step`` int32 [] is that of the state. Steps whose update was skipped count too.
         """
-        return step - self.first_step if self.first_step else step
+        return step - self.optimizer_start
 
     def make_optimizer(self) -> Optimizer:
         """Return the optimiser of the model's parameters."""
@@ -141,22 +141,25 @@ def train_step(
     key = dropout_key(seed, state.step)
     if spec.tbptt is not None:
         carry = reset_carry(state.carry, state.step % spec.tbptt.chunks_per_row == 0)
-        state = replace(state, carry=carry)  # also for the next chunk, if this update is skipped
+        # The state gets the reset carry too, since a skipped update keeps the state from before this chunk.
+        state = replace(state, carry=carry)
     gradients, metrics, carry = compute_gradients(spec, state, batch, key, state.carry, teacher_params)
     # Sharded like the parameters, so that devices exchange only the part of a gradient that they update.
     logical_axes = sharding.logical_axes(state.model_with(state.params))
     gradients = sharding.constrain_to_parameters(gradients, logical_axes)
-    step = spec.optimizer_step(state.step)
-    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=step)
+    schedule_step = spec.schedule_step(state.step)
+    updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=schedule_step)
     params = optax.apply_updates(state.params, updates)
     metrics |= {
-        "grad_norm": optax.tree.norm(spec.mask_updates(gradients, step)),  # of what is trained
-        "learning_rate": learning_rate(spec.optimizer, step),
+        "grad_norm": optax.tree.norm(spec.mask_updates(gradients, schedule_step)),  # of what is trained
+        "learning_rate": learning_rate(spec.optimizer, schedule_step),
     }
     average = state.average
     if average is not None:
-        average = average_parameters(spec.optimizer.ema, step, average, params)
-    after = State(state.step + 1, params, opt_state, state.model_treedef, state.guard, average, carry)
+        average = average_parameters(spec.optimizer.ema, schedule_step, average, params)
+    after = replace(
+        state, step=state.step + 1, params=params, opt_state=opt_state, average=average, carry=carry
+    )
     if spec.guard.skips:
         return skip_bad_update(spec.guard, state, after, metrics)
     return after, metrics
@@ -165,9 +168,11 @@ def train_step(
 def eval_step(spec: StepSpec, state: State, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
     """Return (sum, sum of weights) of each metric on a batch, with ``State.eval_params``.
 
-    The loss is the plain one, without the z-loss, label smoothing or the teacher of ``spec``.
+    The loss of a target token is its plain cross-entropy, whatever ``spec.loss_config`` is: without z-loss
+    and label smoothing, and instead of another loss that its ``name`` chooses. The teacher is not asked.
     """
-    _, sums = spec.loss(state.eval_model, batch, None, LossConfig(z_loss=0.0))
+    no_dropout = None
+    _, sums = spec.loss(state.eval_model, batch, no_dropout, LossConfig(z_loss=0.0))
     return {name: sum_and_weight for name, sum_and_weight in sums.items() if name != "z_loss"}
 
 
@@ -222,8 +227,9 @@ def compute_gradients(
             loss, sums = loss_function(model, batch, key, spec.loss_config)
         else:
             loss, sums, new_carry = carried_language_model(model, batch, carry, key, spec.loss_config)
-        # Loss weights are normalised, so the sums are means. Weights of content tokens are not, but training
-        # batches do not ask for metrics on these (``frequent_tokens``).
+        # Loss weights are normalised, so a weighted sum is a mean already. The weights of content tokens are
+        # not, but their metrics are computed only for a batch with ``frequent_tokens``, which no training
+        # batch has.
         return loss, ({name: value for name, (value, _) in sums.items()}, new_carry)
 
     loss_and_gradients = jax.value_and_grad(mean_loss, has_aux=True)
@@ -254,7 +260,8 @@ def count_tokens(batch: Batch) -> Metrics:
     discriminator classifies. ``content_tokens`` are the targets that the model cannot copy: no sentinel, no
     EOS, and none that the inputs show at the same position (``lm.data.content``).
     """
-    # Sentence pairs also have one weight per row. Tokens outnumber rows: the largest total counts tokens.
+    # A batch of sentence pairs has weights of tokens and weights of rows. Those of tokens have the larger
+    # total, since a row has several target tokens.
     metrics = {"tokens": jnp.stack(list(_loss_denominators(batch).values())).max()}
     for side in batch.sides.values():
         if side.content is not None:  # labelled tasks have none
@@ -271,7 +278,8 @@ def _loss_denominators(batch: Batch) -> dict[str, jax.Array]:
     denominators = {name: weights.sum(dtype=jnp.float32) for name, weights in batch.loss_weights().items()}
     if batch.num_loss_tokens is not None:
         num_tokens = batch.num_loss_tokens.sum(dtype=jnp.float32)
-        denominators |= dict.fromkeys(("encoder_loss_weights", "num_loss_tokens"), num_tokens)
+        denominators["encoder_loss_weights"] = num_tokens
+        denominators["num_loss_tokens"] = num_tokens
     return denominators
 
 
@@ -303,8 +311,9 @@ def skip_bad_update(
     """Return ``after`` or, if its update is bad, ``before`` with its step incremented; and the metrics.
 
     Either state gets the new guard state: the statistics by which ``check_update`` recognises bad updates.
-    This is no optax transformation, since a recurrent carry and the average of parameters have to be restored
-    too, and since changing the guard must not rename the optimiser's state in checkpoints.
+    This is no optax transformation for two reasons. A recurrent carry and the average of parameters have to
+    be restored too. A transformation around the optimiser would also rename the arrays of its state, so that
+    a checkpoint could not be restored with other settings of the guard.
     """
     assert before.guard is not None
     is_good, guard_state = check_update(config, before.guard, metrics["loss"], metrics["grad_norm"])
@@ -368,8 +377,8 @@ class Steps:
         """Return a batch, or any tree of arrays whose first axis is the row, sharded over the devices.
 
         Evaluations call it; the training loop shards its batches ahead of time (``loop.Prefetched``). Side
-        effects: resets the watchdog and, after a stop signal, aborts the current evaluation in all
-        processes.
+        effects: it tells the watchdog that there is progress and, with several processes, ends the current
+        evaluation in all of them after a stop signal (``check_preemption``).
         """
         check_preemption()
         return sharding.put_batch(batch, self.mesh)

@@ -142,6 +142,21 @@ def test_windows_score_each_token_once_after_what_fits_before_it():
         next(windows(text, Window(4, 5), config))
 
 
+@pytest.mark.parametrize("architecture", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("start", [0, None])
+def test_a_window_of_one_token_scores_it_or_is_refused_where_that_token_has_to_be_context(
+    architecture, start
+):
+    config = replace(CONFIGS[architecture], special=SpecialTokens(start=start))
+    if architecture == "decoder" and start is None:
+        with pytest.raises(SettingError, match="no room for the context .* at least 2"):
+            next(windows([10, 11], Window(1, 1), config))
+    else:
+        assert [*windows([10, 11], Window(1, 1), config)] == [([], [10]), ([], [11])]
+    with pytest.raises(SettingError, match="of 1 tokens cannot be moved by 2"):
+        next(windows([10, 11], Window(1, 2), config))
+
+
 @pytest.mark.parametrize("start", [0, None])
 def test_a_document_begins_behind_the_end_of_another_which_is_not_scored(start):
     model, documents, eos = make("decoder", special=SpecialTokens(start=start)), texts(8, [9, 3]), 1

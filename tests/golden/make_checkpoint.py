@@ -78,7 +78,7 @@ if __name__ == "__main__":
         state, _ = next_step(made, state)
     with Checkpoints(HERE, CheckpointConfig()) as checkpoints:
         checkpoints.save(state)
-        checkpoints.score(int(state.step), {"score": 0.5, "cola/score": 0.25})
+        checkpoints.write_scores(int(state.step), {"score": 0.5, "cola/score": 0.25})
     folder = HERE / str(STEP)
     (folder / "commit_success.txt").write_text("orbax names the machine's folder here\n")
     sealed = manifest.read_manifest(folder, STEP) | {"files": manifest.checksums(folder)}

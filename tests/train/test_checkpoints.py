@@ -178,7 +178,7 @@ def test_the_newest_and_the_best_by_each_score_are_kept(tmp_path):
     with opened(tmp_path, keep=2, best="highest") as checkpoints:
         for step, score in enumerate((0.1, 0.9, float("nan"), None, 0.9, 0.3), 1):
             checkpoints.save(at(state, step))
-            checkpoints.score(step, {"score": score, "cola/score": -abs(step - 3.0)})
+            checkpoints.write_scores(step, {"score": score, "cola/score": -abs(step - 3.0)})
         checkpoints.wait()
         assert checkpoints.steps() == [3, 5, 6]
         assert [checkpoints.best(), checkpoints.best("cola/score"), checkpoints.best("absent")] == [
@@ -218,13 +218,13 @@ def test_a_kill_while_a_checkpoint_gets_its_scores_leaves_it_good_and_it_gets_th
 
     with opened(folder) as checkpoints, monkeypatch.context() as patch, suppress(Killed):
         patch.setattr(*{"write": (os, "fsync"), "rename": (Path, "replace")}[moment], dying)
-        checkpoints.score(2, {"score": 1.0})
+        checkpoints.write_scores(2, {"score": 1.0})
     with opened(folder) as checkpoints:
         assert (
             checkpoints.best() is None
             and toy.numbers(checkpoints.restore(toy.steps().abstract)) == numbers[2]
         )
-        checkpoints.score(2, {"score": 1.0})
+        checkpoints.write_scores(2, {"score": 1.0})
         assert checkpoints.best() == 2 and manifest.find_damage(folder / "2", 2) is None
     assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
 
@@ -235,7 +235,7 @@ def test_scores_that_cannot_be_written_are_an_error_that_names_the_checkpoint(co
         with pytest.raises(
             SaveError, match=f"the scores of {folder}/2 could not be written: .*File too large"
         ):
-            checkpoints.score(2, {f"score {i}": 1.0 for i in range(100)})
+            checkpoints.write_scores(2, {f"score {i}": 1.0 for i in range(100)})
         assert checkpoints._good_step(None) == 2
 
 
@@ -320,13 +320,35 @@ def test_a_save_that_fails_is_one_error_and_leaves_what_was_saved_before(
             checkpoints.save(at(state, 4))
             checkpoints.save(at(state, 5))  # this one tells of the one before
             assert "warning: step 4 could not be saved" in capfd.readouterr().out
-            checkpoints.score(5, {"score": 1.0})  # of what is not there: nothing is to be ranked
+            checkpoints.write_scores(5, {"score": 1.0})  # of what is not there: nothing is to be ranked
             assert "warning: step 5 could not be saved" in capfd.readouterr().out
             with pytest.raises(SaveError, match="step 5"):  # nobody tries again
                 checkpoints.wait()
         checkpoints.save(at(state, 6))
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["1", "2", "6"]
     assert not caplog.records and not capfd.readouterr().err  # of the threads that wrote
+
+
+@pytest.mark.parametrize("good", [None, 1])
+def test_a_failed_save_asks_for_a_new_start_only_if_no_other_save_will_be_tried(
+    tmp_path, monkeypatch, capsys, good
+):
+    state = toy.steps().initial_state(0)
+    is_good = "no checkpoint is good" if good is None else f"the newest good checkpoint is {good}"
+    resumes = "" if good is None else f": training resumes from step {good}"
+    with opened(tmp_path, failed_save="retry") as checkpoints:
+        if good is not None:
+            checkpoints.save(at(state, good))
+            checkpoints.wait()
+        with failing("rename", monkeypatch, tmp_path):
+            checkpoints.save(at(state, 4))
+            checkpoints.wait_until_finished()
+            assert capsys.readouterr().out.endswith(
+                f"; {is_good}. Training goes on, and the next save tries again\n"
+            )
+            with pytest.raises(SaveError) as error:
+                checkpoints.wait()
+            assert str(error.value).endswith(f"; {is_good}. Mend this and start again{resumes}")
 
 
 def test_a_save_that_fails_does_not_hide_what_ended_the_run(tmp_path, monkeypatch, capsys):

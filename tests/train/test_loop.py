@@ -224,7 +224,7 @@ def test_a_run_that_dies_between_a_save_and_the_line_of_its_evaluation_loses_not
     write = Log.write
     with monkeypatch.context() as patch, pytest.raises(Killed):
         if moment != "evaluation":
-            patch.setattr(*{"scores": (Checkpoints, "score"), "line": (Log, "write")}[moment], dies)
+            patch.setattr(*{"scores": (Checkpoints, "write_scores"), "line": (Log, "write")}[moment], dies)
         toy.run(tmp_path, 12, evaluate=dies if moment == "evaluation" else None)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
     assert toy.numbers(toy.run(tmp_path, 12)) == uninterrupted[0]

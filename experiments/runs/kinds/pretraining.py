@@ -273,7 +273,7 @@ class ExternalCheckpoint(Pretraining):
     def initial_state_from_checkpoint(self, steps: Steps, step: int | None = None) -> State:
         with self.checkpoints() as checkpoints:
             fresh = steps.initial_state(self.settings.seed)
-            source = partial(finetune.source_parameter, checkpoints.parameters(0))
+            source = partial(finetune.source_parameter, checkpoints.parameter_names(0))
             return checkpoints.restore_model(fresh, 0, source).warm_start(fresh)
 
 
@@ -365,7 +365,7 @@ def pretraining_spec(experiment: Experiment) -> StepSpec:
         microbatches=training.microbatches,
         guard=experiment.guard,
         tbptt=training.tbptt,
-        first_step=training.optimizer_start,
+        optimizer_start=training.optimizer_start,
     )
     generator = electra.generator_of(model, experiment.generator_share)
     if generator is not None:

@@ -34,6 +34,10 @@ NOTHING, ALL_BAD = -1, -2  # stand for a step: there is no checkpoint, or no goo
 Scores = Mapping[str, float | None]
 
 
+def _same_name(name: str) -> str:
+    return name
+
+
 class CheckpointError(RuntimeError):
     """Raised if there are checkpoints and none can be used; the message says how each is damaged."""
 
@@ -43,25 +47,27 @@ class SaveError(CheckpointError):
 
 
 class Checkpoints:
-    """Saves and restores a run's checkpoints in ``folder/<step>``; a context, which waits for the last save.
+    """Saves and restores a run's checkpoints in ``folder/<step>``; use as a context.
 
-    After a save that fails, the next call raises SaveError. With ``guard.failed_save="retry"`` only ``wait``
-    does, and only if no ``save`` has succeeded since: the last state is always saved, or an error is raised.
+    At its end the context waits for the last save. After a save that fails, the next call raises SaveError.
+    With ``guard.failed_save="retry"`` only ``wait`` and the methods that restore raise it, unless a ``save``
+    has succeeded since; other calls warn. So the last state is always saved, or an error is raised. With
+    several processes an error of orbax at the start of a save is raised at once, whatever the setting.
     """
 
     def __init__(self, folder: str | Path, config: CheckpointConfig, guard: GuardConfig = NEVER_SKIP):
-        self.folder, self.config, self._stops = Path(folder).absolute(), config, guard.failed_save == "stop"
+        self.folder, self.config = Path(folder).absolute(), config
+        self._stops_after_failed_save = guard.failed_save == "stop"
         ocp = _orbax()
         _silence_orbax()
         # Compression saves a twelfth of the size of parameters, and doubles the processor time of a save.
         self._orbax = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._saving: tuple[int, Future[Exception | None]] | None = (
-            None  # the step, and the error of this process
-        )
+        # the step that is being saved, and the error of this process, once there is one
+        self._saving: tuple[int, Future[Exception | None]] | None = None
         self._failed: SaveError | None = None  # of the last save, until another one succeeds
         self._drafts = 0  # number of temporary folders, equal in all processes
-        self._before: set[int] = set()  # steps in the folder when the last save began
+        self._steps_before_save: set[int] = set()  # steps in the folder when the last save began
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -71,7 +77,9 @@ class Checkpoints:
             if kind is None:
                 self.wait()
             elif self._saving is not None and (error := self._saving[1].result()) is not None:
-                print(f"warning: {self._message(self._saving[0], error)}", flush=True)  # the first is raised
+                # only a warning: the error that ended the context is raised
+                message = self._message(self._saving[0], error, self._newest_good_step())
+                print(f"warning: {message}", flush=True)
         finally:
             self._thread.shutdown()
             self._orbax.close()
@@ -90,35 +98,35 @@ class Checkpoints:
         header = {"step": step, "saved": time.time(), "scores": {}, "losses": {}, "arrays": shapes}
         error = None
         if jax.process_index() == 0:
-            error = _error(manifest.prepare_folder, self.folder, size)
-            self._before = set(self._steps_there())
+            error = _exception_of(manifest.prepare_folder, self.folder, size)
+            self._steps_before_save = set(self._steps_there())
         self._drafts += 1  # a save that failed may still be writing into its own
-        error, draft = self._any_process_error(error), self.folder / f"{UNFINISHED}{step}-{self._drafts}"
+        error, draft = self._error_of_any_process(error), self.folder / f"{UNFINISHED}{step}-{self._drafts}"
         if error is None:
-            error = _error(self._orbax.save, draft, args=_orbax().args.PyTreeSave(arrays), force=True)
+            error = _exception_of(self._orbax.save, draft, args=_orbax().args.PyTreeSave(arrays), force=True)
             if error is not None and jax.process_count() > 1:  # the others wait for this one, inside of orbax
-                raise SaveError(self._message(step, error)) from error
+                raise SaveError(self._message(step, error, self._newest_good_step())) from error
         self._saving = step, self._thread.submit(self._finish, draft, header, error)
-        if error is not None and self._stops:
+        if error is not None and self._stops_after_failed_save:
             self.wait()
 
-    def score(self, step: int, scores: Scores, losses: Scores = MappingProxyType({})) -> None:
-        """Write finite ``scores``, which rank checkpoints, into that of ``step``, if it was saved.
+    def write_scores(self, step: int, scores: Scores, losses: Scores = MappingProxyType({})) -> None:
+        """Write finite ``scores``, which rank checkpoints, into the checkpoint of ``step`` if there is one.
 
-        ``losses`` by the name of a score break its ties. Raises SaveError if the scores cannot be written.
+        ``losses``, by the name of a score, decide between checkpoints for which that score is equal. Raises
+        SaveError if the scores cannot be written.
         """
         self.wait_until_finished()
         ranks = {} if jax.process_index() else {"scores": _finite(scores), "losses": _finite(losses)}
-        if (
-            error := self._any_process_error(_error(manifest.write_scores, self.folder, step, ranks))
-        ) is not None:
+        error = self._error_of_any_process(_exception_of(manifest.write_scores, self.folder, step, ranks))
+        if error is not None:
             message = f"the scores of {self.folder / str(step)} could not be written: {error}"
             raise SaveError(message) from error
         self.garbage_collect(step)
 
     def wait_until_finished(self) -> None:
         """Wait until the last save is complete; if it failed, raise SaveError, or with "retry" only warn."""
-        self._wait_until_finished(self._stops)
+        self._wait_until_finished(self._stops_after_failed_save)
 
     def wait(self) -> None:
         """Wait until the last save is complete; if it failed, raise SaveError whatever ``failed_save`` is."""
@@ -128,7 +136,7 @@ class Checkpoints:
             raise failed
 
     def restore(
-        self, abstract: State, step: int | None = None, source: Callable[[str], str] = str
+        self, abstract: State, step: int | None = None, source: Callable[[str], str] = _same_name
     ) -> State | None:
         """Return the newest good state, or that of ``step``, sharded as ``abstract``; None if none was saved.
 
@@ -147,29 +155,31 @@ class Checkpoints:
         self,
         state: State,
         step: int | None = None,
-        source: Callable[[str], str | None] = str,
+        source: Callable[[str], str | None] = _same_name,
         weights: Weights = "scored",
     ) -> State:
         """Return ``state`` with the parameters of a checkpoint, no average of them, and all else as it is.
 
         ``source`` maps the name of a parameter of ``state`` to its name in the checkpoint, or to None if it
-        is not to be restored. Raises CheckpointError if there is no checkpoint.
+        is not to be restored. ``weights`` says which parameters are read: the "last" ones, the "average" of
+        them (``optimizer.ema``), or those that evaluations have "scored": the average if one was kept, or
+        else the last. Raises CheckpointError if there is no good checkpoint, or no "average" to read.
         """
         step = self._good_step(step)
         if step is None:
             raise CheckpointError(f"there is no checkpoint in {self.folder}")
         arrays_there = manifest.read_manifest(self._path(step), step)["arrays"]
-        has_mean = any(name.startswith("average.") for name in arrays_there)
-        if weights == "average" and not has_mean:
+        has_average = any(name.startswith("average.") for name in arrays_there)
+        if weights == "average" and not has_average:
             raise CheckpointError(f"{self.folder} keeps no average of the parameters (optimizer.ema=0)")
-        kind = "average" if has_mean and weights != "last" else "params"
+        kind = "average" if has_average and weights != "last" else "params"
         sources = {name: f"{kind}.{saved}" for name in state.params if (saved := source(name)) is not None}
         like = sharding.abstract_arrays(state.params)
         arrays = self._read(step, {saved: like[name] for name, saved in sources.items()}, complete=False)
         params = state.params | {name: arrays[saved] for name, saved in sources.items()}
         return replace(state, params=params, average=None)
 
-    def parameters(self, step: int) -> frozenset[str]:
+    def parameter_names(self, step: int) -> frozenset[str]:
         """Return the names of the saved parameters of ``step``; raise CheckpointError if it was not saved."""
         if step not in self.steps():
             raise CheckpointError(f"there is no checkpoint {step} in {self.folder}")
@@ -204,7 +214,8 @@ class Checkpoints:
         good, faults = NOTHING, {}
         if jax.process_index() == 0:
             paths = manifest.steps(self.folder)
-            for candidate in reversed(paths) if step is None else [step]:
+            candidates = [*reversed(paths)] if step is None else [step]
+            for candidate in candidates:
                 path = self.folder / str(candidate)
                 fault = manifest.find_damage(paths.get(candidate, path), candidate)
                 if fault is None:
@@ -223,8 +234,8 @@ class Checkpoints:
     def _read(self, step: int, like: Mapping[str, Any], complete: bool) -> dict[str, jax.Array]:
         """Return the arrays named in ``like``, bit for bit: orbax would silently cast to another dtype.
 
-        With ``complete`` the checkpoint may hold no other arrays. Those of the guard may be missing, and are
-        zeros then, or superfluous. Raises SettingError if a name, shape or dtype differs.
+        With ``complete`` the checkpoint may hold no other arrays, except those of the guard. Arrays of the
+        guard that the checkpoint lacks are zeros. Raises SettingError if a name, shape or dtype differs.
         """
         folder = self._path(step)
         saved = manifest.read_manifest(folder, step)["arrays"]
@@ -254,52 +265,63 @@ class Checkpoints:
     def _wait_until_finished(self, stops: bool) -> None:
         """Wait for the last save; if it failed, all processes raise SaveError if ``stops``, or else warn."""
         saving, self._saving = self._saving, None
-        if saving is None or (error := self._any_process_error(saving[1].result())) is None:
+        if saving is None or (error := self._error_of_any_process(saving[1].result())) is None:
             return
         if jax.process_index() == 0:
             with suppress(OSError):
                 manifest.clear_leftovers(self.folder)
-        message = self._message(saving[0], error)
+        step, newest = saving[0], self._newest_good_step()
+        failed = SaveError(self._message(step, error, newest))
         if stops:
-            raise SaveError(message) from error
-        self._failed = SaveError(message)
-        print(f"warning: {message}, or with the next save", flush=True)
+            raise failed from error
+        self._failed = failed
+        print(f"warning: {self._message(step, error, newest, retries=True)}", flush=True)
 
-    def _any_process_error(self, error: Exception | None) -> Exception | None:
+    def _error_of_any_process(self, error: Exception | None) -> Exception | None:
         """Return the error of this process or, where training continues after errors, that of another.
 
         Where an error stops training, the process that failed ends at once, and the others with it.
         """
-        if jax.process_count() == 1 or self._stops:
+        if jax.process_count() == 1 or self._stops_after_failed_save:
             return error
         failed = multihost_utils.process_allgather(np.asarray(error is not None)).any()
         other = ChildProcessError(ECHILD, "another process could not write its part")
         return error or (other if failed else None)
 
-    def _message(self, step: int, error: Exception) -> str:
-        """Return why the step was not saved, which checkpoint is the newest good one, and what to do."""
+    def _newest_good_step(self) -> int | None:
+        """Return the newest step whose checkpoint is good; None without one, or if none can be read."""
+        with suppress(OSError):
+            for step, path in reversed(manifest.steps(self.folder).items()):
+                if manifest.find_damage(path, step) is None:
+                    return step
+        return None
+
+    def _message(self, step: int, error: Exception, newest: int | None, retries: bool = False) -> str:
+        """Return why the step was not saved, which checkpoint is the newest good one, and what to do.
+
+        ``newest`` is the step of that checkpoint. With ``retries`` training goes on after this failure.
+        """
         code = re.search(r"os_error_code='(\d+)'", str(error))  # in tensorstore's long messages
         if code is not None:
             why = os.strerror(int(code[1]))
         else:
             why = getattr(error, "strerror", None) or f"{error!r:.300}"
-        if not self.folder.exists() or self._before - set(self._steps_there()):
+        if not self.folder.exists() or self._steps_before_save - set(self._steps_there()):
             why = "the folder was deleted while it was written"
-        good = "no checkpoint is good"
-        with suppress(OSError):
-            paths = reversed(manifest.steps(self.folder).items())
-            newest = next((n for n, path in paths if manifest.find_damage(path, n) is None), None)
-            if newest is not None:
-                good = f"the newest good checkpoint is {newest}"
+        good = "no checkpoint is good" if newest is None else f"the newest good checkpoint is {newest}"
         failed = f"step {step} could not be saved in {self.folder}: {why}; {good}"
-        return f"{failed}. Mend this and start again: training resumes from the newest"
+        if retries:
+            return f"{failed}. Training goes on, and the next save tries again"
+        if newest is None:
+            return f"{failed}. Mend this and start again"
+        return f"{failed}. Mend this and start again: training resumes from step {newest}"
 
     def _finish(self, draft: Path, header: Manifest, error: Exception | None) -> Exception | None:
         """Finish a save in the thread of each process; return the error if the step was not saved."""
-        error = error or _error(self._orbax.wait_until_finished)
+        error = error or _exception_of(self._orbax.wait_until_finished)
         if error is None and jax.process_index() == 0:
-            error = _error(manifest.publish, draft, header, self.config)
-            error = error or _error(self.garbage_collect, header["step"])
+            error = _exception_of(manifest.publish, draft, header, self.config)
+            error = error or _exception_of(self.garbage_collect, header["step"])
         return error
 
 
@@ -307,7 +329,8 @@ def _finite(values: Scores) -> dict[str, float]:
     return {name: float(x) for name, x in values.items() if x is not None and math.isfinite(x)}
 
 
-def _error(work: Callable[..., Any], *args: Any, **options: Any) -> Exception | None:
+def _exception_of(work: Callable[..., Any], *args: Any, **options: Any) -> Exception | None:
+    """Call ``work`` with these arguments, and return the exception that it raised; None without one."""
     try:
         work(*args, **options)
     except Exception as error:
@@ -327,20 +350,19 @@ def _orbax() -> Any:
     return orbax.checkpoint
 
 
-@cache  # each hook calls the one before
+@cache  # so that it runs once: each further call would wrap the hook again
 def _silence_orbax() -> None:
     """Suppress what orbax's threads print of an error, since it is raised here too."""
     before = sys.unraisablehook
 
-    def is_news(record: logging.LogRecord) -> bool:
+    def is_not_from_orbax(record: logging.LogRecord) -> bool:
         return not record.exc_info or not {"orbax", "asyncio"} & {*Path(record.pathname).parts}
 
     def hook(unraisable: Any) -> None:
-        if (
-            str(unraisable.exc_value) != "Event loop is closed"
-        ):  # a consequence of an error that is raised already
+        # "Event loop is closed" is a consequence of an error that is raised already.
+        if str(unraisable.exc_value) != "Event loop is closed":
             before(unraisable)
 
     sys.unraisablehook = hook
     for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(is_news)
+        logging.getLogger(name).addFilter(is_not_from_orbax)

@@ -59,9 +59,10 @@ class NonFiniteLoss(ArithmeticError):
 class Log:
     """Writes the records of one run; use as a context, whose end becomes the status.
 
-    ``settings`` go to ``run.json``, which describes this start of the run and, in "starts", all of them: one
-    that was killed has the status "vanished". One that has "finished", which is written last, names the last
-    "step" and the number of "records". TensorBoard names a run after its folder, and after ``title``
+    ``settings`` go to ``run.json``, which describes this start of the run and lists all starts in "starts".
+    The "status" of a start is "running", "finished" or an error; that of a start which was killed becomes
+    "vanished" at the next start. "finished" is written after all records, together with the "step" of the
+    last record and the number of "records". TensorBoard names a run after its folder, and after ``title``
     where readers do not know the folder. With a ``project`` the numbers also go to Weights & Biases.
 
     Raises OSError, with the name of the file, where a record cannot be written.
@@ -72,22 +73,31 @@ class Log:
         self._events, self._project = self.folder / "tensorboard" / title, project
         self._trackers: list[Tracker] = []
         self._file: TextIO | None = None
-        self._checksum = ""  # of the last line
-        self._step = self._count = 0  # of the last record, and how many there are
+        self._checksum = ""  # of the last line of metrics.jsonl
+        self._step = 0  # of the last record
+        self._count = 0  # of records
         self._start = time.perf_counter()
         if not self._writes:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        life: dict[str, Any] = {"status": "running", "started": now(), "ended": None, "host": platform.node()}
-        life |= {"pid": os.getpid(), "process_start": process_start(os.getpid()), "commit": current_commit()}
-        life |= {"from_step": None, "evaluating": None}
-        self._life = life | {"restart": os.environ.get(RESTART)}
+        self._this_start: dict[str, Any] = {
+            "status": "running",
+            "started": now(),
+            "ended": None,
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "process_start": process_start(os.getpid()),
+            "commit": current_commit(),
+            "from_step": None,
+            "evaluating": None,
+            "restart": os.environ.get(RESTART),
+        }
         self._run: dict[str, Any] = {
             "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
             "python": platform.python_version(),
             "packages": packages(),
             "settings": settings,
-            "starts": [*_earlier_starts(self.folder / "run.json"), self._life],
+            "starts": [*_earlier_starts(self.folder / "run.json"), self._this_start],
         }
         self._write_run()
 
@@ -100,10 +110,10 @@ class Log:
         for tracker in self._trackers:
             tracker.close()
         if kind is None:
-            self._life |= {"status": "finished", "step": self._step, "records": self._count}
+            self._this_start |= {"status": "finished", "step": self._step, "records": self._count}
         else:
-            self._life["status"] = f"{kind.__name__}: {error}"
-        self._life["ended"] = now()
+            self._this_start["status"] = f"{kind.__name__}: {error}"
+        self._this_start["ended"] = now()
         for finish in (self.sync, self._write_run):
             try:
                 finish()
@@ -120,12 +130,12 @@ class Log:
         lines = [self._line(record) for record in kept]
         self._step, self._count = step, len(lines)
         write(self._path, "".join(lines))
-        self._life["from_step"] = step
+        self._this_start["from_step"] = step
         self._write_run()
         self._trackers = [Tracker("TensorBoard", partial(tensorboard, self._events, step + 1))]
         if self._project:
-            opened = partial(weights_and_biases, self._project, self.folder, self._run["settings"])
-            self._trackers.append(Tracker("Weights & Biases", opened))
+            open_writer = partial(weights_and_biases, self._project, self.folder, self._run["settings"])
+            self._trackers.append(Tracker("Weights & Biases", open_writer))
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         """Write one record of the values after ``step`` updates; ``kind`` is "train", "eval" or another."""
@@ -167,27 +177,31 @@ class Log:
     def evaluating(self, step: int) -> Iterator[None]:
         """Mark ``step`` as being evaluated in run.json; the mark stays if the evaluation kills the process.
 
-        An exception removes it, since it names its cause, and a start after that is mended should go on.
+        An exception removes the mark, since its message says what is wrong: the evaluation should be tried
+        again once that is mended.
         """
         self._set_evaluating(step)
         try:
             yield
         except Exception:
             if self._writes:
-                self._life["evaluating"] = None  # which is written together with the status
+                self._this_start["evaluating"] = None  # which is written together with the status
             raise
         self._set_evaluating(None)
 
     def _set_evaluating(self, step: int | None) -> None:
         if self._writes:
-            self._life["evaluating"] = step
+            self._this_start["evaluating"] = step
             self._write_run()
 
     def evaluation_crashes(self, step: int) -> int:
         """Return how many consecutive starts before this one were killed in the evaluation of ``step``."""
-        starts = self._run["starts"][-2::-1] if self._writes else []
-        ended = next((n for n, life in enumerate(starts) if life.get("evaluating") != step), len(starts))
-        return int(multihost_utils.broadcast_one_to_all(np.int32(ended)))
+        count = 0
+        for start in reversed(self._run["starts"][:-1]) if self._writes else ():
+            if start.get("evaluating") != step:
+                break
+            count += 1
+        return int(multihost_utils.broadcast_one_to_all(np.int32(count)))
 
     @property
     def _path(self) -> Path:
@@ -206,57 +220,56 @@ class Log:
             self._write_run()
 
     def _write_run(self) -> None:
-        write(
-            self.folder / "run.json",
-            json_with_checksum(json.loads(json.dumps(self._life | self._run, default=str))),
-        )
+        """Write run.json: the run's members beside those of this start, which is the last of "starts" too."""
+        members = json.loads(json.dumps(self._this_start | self._run, default=str))
+        write(self.folder / "run.json", json_with_checksum(members))
 
 
 class Tracker:
     """Writes records to TensorBoard or W&B in a thread, so that training never waits for them.
 
-    ``opened`` is the context that returns the function to write with; after an error in it there is a
-    warning, and no more records are written.
+    ``open_writer`` returns a context whose value is the function that writes a record. After an error in the
+    context there is a warning, and no more records are written.
     """
 
-    def __init__(self, name: str, opened: Callable[[], AbstractContextManager[WriteScalars]]):
-        self.name, self._opened = name, opened
+    def __init__(self, name: str, open_writer: Callable[[], AbstractContextManager[WriteScalars]]):
+        self.name, self._open_writer = name, open_writer
         self._queue: queue.Queue = queue.Queue(QUEUE_SIZE)
-        self._works, self._lost = True, 0
+        self._is_working, self._num_lost = True, 0
         self._thread = threading.Thread(target=self._write_all, name=name, daemon=True)
         self._thread.start()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Queue a record; if the queue is full it is dropped and counted."""
-        if self._works:
+        if self._is_working:
             self._put((step, values), wait=0.0)
 
     def close(self) -> None:
         """Write the queued records, waiting for CLOSE_TIMEOUT seconds at most."""
         end = time.monotonic() + CLOSE_TIMEOUT
-        if self._works and self._put(None, CLOSE_TIMEOUT):
+        if self._is_working and self._put(None, CLOSE_TIMEOUT):
             self._thread.join(max(end - time.monotonic(), 0.0))
-        lost = self._lost + self._queue.qsize()
-        if self._works and lost:
-            _warn(f"{self.name} was too slow and lacks up to {lost} records; metrics.jsonl has them")
-        self._works = False
+        num_lost = self._num_lost + self._queue.qsize()
+        if self._is_working and num_lost:
+            _warn(f"{self.name} was too slow and lacks up to {num_lost} records; metrics.jsonl has them")
+        self._is_working = False
 
     def _put(self, record: tuple | None, wait: float) -> bool:
         try:
             self._queue.put(record, block=wait > 0, timeout=wait or None)
         except queue.Full:
-            self._lost += record is not None
+            self._num_lost += record is not None
             return False
         return True
 
     def _write_all(self) -> None:
         try:
-            with self._opened() as write:
+            with self._open_writer() as write:
                 while (record := self._queue.get()) is not None:
                     write(*record)
         except Exception as error:
-            if self._works:
-                self._works = False
+            if self._is_working:
+                self._is_working = False
                 _warn(f"{self.name} is off from now on ({type(error).__name__}: {error}); training goes on")
 
 
@@ -272,7 +285,7 @@ def tensorboard(folder: Path, first: int) -> Iterator[WriteScalars]:
     from tensorboardX.summary import scalar
 
     folder.mkdir(parents=True, exist_ok=True)
-    # a file for each start: two may share a second
+    # The first step is part of the file's name: two starts within one second would share a file.
     writer = EventsWriter(str(folder / "events"), f".{first}")
     try:
         start = SessionLog(status=SessionLog.START)
@@ -358,7 +371,7 @@ def last_start_finished(folder: Path) -> bool:
 
 def _earlier_starts(path: Path) -> list[dict[str, Any]]:
     try:
-        starts = [dict(life) for life in parse_with_checksum(path.read_bytes(), path)["starts"]]
+        starts = [dict(start) for start in parse_with_checksum(path.read_bytes(), path)["starts"]]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -115,7 +115,7 @@ def test_training_starts_with_every_parameter_of_the_checkpoint(runs, family):
     )
     assert (stage.parent.folder, stage.parent_step) == (given.folder, 0)
     with Checkpoints(given.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        names = checkpoints.parameters(0)
+        names = checkpoints.parameter_names(0)
     _, model = load(runs / family)
     assert {source_parameter(names, BODY + name) for name in named(model)} == set(named(model)) == set(names)
 
