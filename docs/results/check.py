@@ -406,7 +406,7 @@ class Table:
             spent_after[phase] = spent_after[max(spent_after)] + run.file["phase_costs"][str(phase)]["flops"]
         spent_after[run.updates] = run.file.get("flops", 0.0)
         spent = np.interp([*points], [*spent_after], [*spent_after.values()])
-        if spent[0] <= 0 or not spent[0] * (1 - 1e-6) <= flops <= spent[-1] * (1 + 1e-6):
+        if spent[0] <= 0 or not spent[0] * 0.99 <= flops <= spent[-1] * 1.01:  # 1 % more or less is equal
             return None
         scores = {
             name: float(np.interp(math.log(flops), np.log(spent), [each[name] for each in points.values()]))

@@ -31,6 +31,8 @@ BUDGETS: tuple[Budget, ...] = ("updates", "FLOP", "content tokens")
 # word reaches the amount that others spend in all early in its training, where its score is interpolated
 # between two checkpoints.
 JUDGED_BUDGETS: tuple[Budget, ...] = ("updates", "FLOP")
+# Amounts that differ by no more than this share are equal: the widths of rows of equal FLOP are rounded.
+EQUAL_BUDGETS = 0.01
 # The metrics that are averaged into one score: those of one half of the tasks, of both halves with equal
 # weight, or, in a table without tasks, one of held-out text.
 Group = Literal["reading", "language", "both", "held-out text"]
@@ -251,8 +253,9 @@ class BudgetCurve:
 
         None outside of the measured range.
         """
-        points, tolerance = self.spent[budget], 1e-6
-        if not points[0] * (1 - tolerance) <= spent <= points[-1] * (1 + tolerance) or points[0] <= 0:
+        points = self.spent[budget]
+        least, most = points[0] * (1 - EQUAL_BUDGETS), points[-1] * (1 + EQUAL_BUDGETS)
+        if points[0] <= 0 or not least <= spent <= most:
             return None
         return float(np.interp(log(spent), np.log(points), self.values[metric]))
 

@@ -232,6 +232,8 @@ def test_between_branches_a_score_is_linear_in_the_logarithm_of_what_was_spent()
     assert growth.score_at("FLOP", 2.0, "cloze") == pytest.approx(0.5)
     assert growth.score_at("FLOP", 4.0, "cloze") == 1.0
     assert growth.score_at("FLOP", 0.9, "cloze") is growth.score_at("FLOP", 4.1, "cloze") is None
+    assert growth.score_at("FLOP", 0.995, "cloze") == 0.0  # equal but for a rounded width
+    assert growth.score_at("FLOP", 4.03, "cloze") == 1.0
 
 
 def test_the_start_that_rows_share_counts_as_spent(tmp_path):
