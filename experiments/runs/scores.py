@@ -103,7 +103,7 @@ def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Map
         **held_out(measured[0].folder if measured else None),
         "likelihoods": likelihoods(models[0].folder, models[0].first_step) if models else [],
         "content_tokens": int(sum(content.values())),
-        "start_tokens": int(sum(content[stage.name] for stage in pretrainings if stage.is_start)),
+        "start_tokens": int(sum(content[stage.name] for stage in pretrainings if stage.is_start_pretraining)),
         **cost({stage.folder: stage.first_step for stage in stages}),
         STAGES: {name: os.path.relpath(path.resolve(), scale) for name, path in folders.items()},
         "records": {name: len(records(path)) for name, path in folders.items()},
