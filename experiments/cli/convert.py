@@ -110,7 +110,7 @@ def export_checkpoint(
         files |= tokenizer_of_head(stage, pads_always=class_name == convert.SENTENCE_TRANSFORMER)
         what = class_name
     else:
-        model, what = stage.restore_body(mesh, weights), "model"
+        model, what = stage.restore_transformer(mesh, weights=weights), "model"
         hf_config, class_name = convert.describe(model, labels)
         files |= tokenizer_of_text(stage)
         if isinstance(stage, HeadFinetuning):

@@ -222,7 +222,7 @@ def sequence_lengths_and_tokens(name: str, experiment: Experiment) -> tuple[int,
     inputs, targets = sequence_lengths(last, experiment.model)
     tokens = 0
     for stage in networks:
-        if stage.is_pretraining and not stage.is_start and stage.member == last.member:
+        if stage.is_pretraining and not stage.is_start_pretraining and stage.member == last.member:
             length = sum(sequence_lengths(stage, stage.settings.model))
             tokens += stage.num_steps * stage.training.batch_size * length
     return inputs, targets, tokens

@@ -9,7 +9,7 @@ import numpy as np
 from rich.markup import escape
 
 from experiments.console import CONSOLE, UNBROKEN, print_line
-from experiments.runs.inputs import Inputs, mixture_lengths, reads_corpus
+from experiments.runs.inputs import Inputs, mixture_lengths, run_reads_corpus
 from experiments.runs.kinds.pretraining import corpus_batches
 from experiments.runs.paths import phase_name
 from experiments.runs.phases import phase_settings, phase_steps
@@ -33,7 +33,7 @@ Part = tuple[str, str, str]  # of an example: its kind, length and text
 def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
     """Print ``count`` examples of each kind that an experiment trains on."""
     data, tuning = prepare(experiment, cache, print_line), experiment.tuning
-    if reads_corpus(experiment):
+    if run_reads_corpus(experiment):
         _show_pretraining(experiment, data, count)
     boundary = boundary_tokens(experiment.model, data.vocabulary)
     for name in tuning.mixtures:

@@ -114,5 +114,5 @@ def first_model(stage: NetworkStage, mesh: Mesh) -> Transformer:
             break
         stage = stage.parent
     if isinstance(stage, ExternalCheckpoint):
-        return stage.restore_body(mesh)
-    return cast(Transformer, stage.body_steps(mesh).initial_state(stage.settings.seed).eval_model)
+        return stage.restore_transformer(mesh)
+    return cast(Transformer, stage.transformer_steps(mesh).initial_state(stage.settings.seed).eval_model)

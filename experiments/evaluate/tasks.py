@@ -104,7 +104,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows, prom
         metrics: dict[str, Value] = {}
         if any(map(task.is_labelled, examples)):  # the labels of many test sets are not public
             metrics = task.evaluate(examples, answers) | more
-        scores = folder / "scores" / members[0].ensemble_name / task.name / rows.split
+        scores = folder / "scores" / members[0].name_without_member / task.name / rows.split
         write_predictions(scores / "predictions.jsonl", task, examples, answers)
         write_metrics(scores / "scores.json", len(examples), metrics)
         written.append(scores)
@@ -147,7 +147,7 @@ def find_members(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[S
     tuned += map(task_name, with_task)
     ensembles: dict[str, list[Stage]] = {}
     for stage in stages:
-        ensembles.setdefault(stage.ensemble_name, []).append(stage)
+        ensembles.setdefault(stage.name_without_member, []).append(stage)
     default = next((group for group in tuned if group in ensembles), "")
     single = {stage.name: [stage] for stage in stages}
     groups = single | ensembles

@@ -202,8 +202,8 @@ class TuningFigure(FigureSpec):
             if stage.is_pretraining or not isinstance(stage.parent, NetworkStage):
                 continue
             mesh = sharding.make_mesh(stage.settings.mesh)
-            before = stage.parent.restore_body(mesh, step=stage.parent_step)
-            found = layer_distances(before, stage.restore_body(mesh))
+            before = stage.parent.restore_transformer(mesh, step=stage.parent_step)
+            found = layer_distances(before, stage.restore_transformer(mesh))
             for stack, distances in found.items():
                 label = f"{stage.name}, {stack}" if len(found) > 1 else stage.name
                 curves[label] = Curve(np.arange(len(distances)), distances)

@@ -20,7 +20,7 @@ from experiments.runs.kinds.finetuning import text_spec
 from experiments.runs.kinds.head import HeadFinetuning, head_config
 from experiments.runs.kinds.pretraining import (
     Pretraining,
-    has_start,
+    has_start_pretraining,
     pretraining_batches,
     teacher_checkpoint,
 )
@@ -342,7 +342,7 @@ def check_phases(experiment: Experiment) -> None:
     models = [phase_model(experiment, index) for index in range(last + 1)]
     objectives = [*(phase.objective for phase in pretraining.phases), experiment.objective]
     named_masks = [*(f"{name}.mask" for name in names), "pretraining.mask"]
-    if has_start(experiment):
+    if has_start_pretraining(experiment):
         check_objective(experiment.start.objective, models[0].architecture)
     for named, each, objective in zip(named_masks, models, objectives, strict=True):
         check_objective(objective, each.architecture)
@@ -596,7 +596,8 @@ def check_branches(stages: Sequence[Stage]) -> None:
     """
     for stage in stages:
         branches, parent = stage.settings.tuning.branches, stage.parent
-        steps = tuple(branch_step(stage.settings, share) for share in branches if stage.branch_steps)
+        last = stage.settings.pretraining.steps
+        steps = tuple(branch_step(last, fraction) for fraction in branches if stage.branch_steps)
         if len(set(steps)) < len(steps):
             raise SettingError(
                 f"tuning.branches={branches} are {steps} of pretraining.steps="

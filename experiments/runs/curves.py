@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.runs.paths import PHASE, ensemble_name, is_compared, is_pretraining
+from experiments.runs.paths import PHASE, base_name, is_compared, is_pretraining
 from experiments.runs.result import Result
 from lm.config.base import DataError, SettingError
 from lm.files import parse_lines_with_checksum
@@ -72,13 +72,13 @@ def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
     """
     if stage.startswith(PHASE):
         return {
-            f"{ensemble_name(stage)}: loss [nats/token]": ("train", "loss"),
-            f"{ensemble_name(stage)}: held-out loss [nats/token]": ("eval", "loss"),
+            f"{base_name(stage)}: loss [nats/token]": ("train", "loss"),
+            f"{base_name(stage)}: held-out loss [nats/token]": ("eval", "loss"),
         }
     if not is_compared(stage):
         return {}
     if not is_pretraining(stage):
-        return {f"{ensemble_name(stage)}: mean of scores": ("eval", "score")}
+        return {f"{base_name(stage)}: mean of scores": ("eval", "score")}
     return {
         TRAINING_LOSS: ("train", "loss"),
         HELD_OUT_LOSS: ("eval", "loss"),

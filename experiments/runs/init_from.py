@@ -162,7 +162,7 @@ def _with_fewer_layers(where: str, run: Path, settings: Mapping[str, Any]) -> Pa
         if made.exists():
             return made
         (stage, *_) = networks(stages_of(run))
-        body = stage.restore_body(sharding.make_mesh(experiment.mesh))
+        body = stage.restore_transformer(sharding.make_mesh(experiment.mesh))
         try:
             smaller, params = adapt.drop_layers(model, sharding.named(body), counts)
         except SettingError as error:
@@ -202,7 +202,7 @@ def _get_or_adapt(where: str, run: Path, requested: Mapping[str, Any], starts: P
     if adapted.exists():
         return adapted
     (stage, *_) = networks(stages_of(run))
-    body = stage.restore_body(sharding.make_mesh(experiment.mesh))
+    body = stage.restore_transformer(sharding.make_mesh(experiment.mesh))
     params = adapt.adapt(config, sharding.named(body), model, jax.random.key(0))
     cache, data = starts.parent / "cache", {"start": run.name}
     with tempfile.TemporaryDirectory() as scratch:
@@ -364,7 +364,7 @@ def _prefixed(experiment: Experiment, params: Mapping[str, Any]) -> dict[str, An
     from experiments.runs.trained import networks
 
     (stage, *_) = networks(stages(experiment))
-    return {stage.prefix + name: array for name, array in params.items()}
+    return {stage.transformer_prefix + name: array for name, array in params.items()}
 
 
 def _copy_stage(stage: "NetworkStage", run: Path, digest_of_file: Mapping[str, str], cache: Path) -> None:

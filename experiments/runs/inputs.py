@@ -21,7 +21,10 @@ from lm.metrics import Likelihood
 from lm.objectives.denoising import Lengths
 from lm.tokenizers.tokenizer import Tokenizer
 
-MIN_ROWS_PER_STREAM = 64  # in an epoch of repeated tokens; fewer tokens are read by fewer streams
+# A stream supplies a fixed part of the rows of every batch, from shards of its own. It reads them window by
+# window; a window is the part of a shard that is read and shuffled at once (``lm.data.corpus.sampler``).
+# If tokens are repeated, so few streams read them that each has at least this many rows in an epoch.
+MIN_ROWS_PER_STREAM = 64
 ROW_INDEX_FOLDER = "rows"  # folder in the cache with the number of rows in each window of a corpus
 EvalSplit = Literal["validation", "report"]  # checkpoints are chosen on the first, and scored on the second
 
@@ -36,7 +39,7 @@ class Inputs:
     sources: Sources  # files of the corpus and the tasks
     left_out: Mapping[str, int] = field(default_factory=dict)  # task -> number of corrupt records left out
     batches: dict[str, Batches] = field(default_factory=dict)  # name of a stage -> its training batches
-    collocations: Collocations | None = None  # of the training text, for stages that hide them
+    collocations: Collocations | None = None  # of the training text, for PMI masking; None: not needed
 
     @property
     def cache(self) -> Path:
@@ -44,7 +47,7 @@ class Inputs:
         return self.sources.cache
 
 
-def reads_corpus(experiment: Experiment) -> bool:
+def run_reads_corpus(experiment: Experiment) -> bool:
     """Return whether a run reads its corpus: always, unless it only fine-tunes an external checkpoint."""
     return not experiment.start.model or experiment.pretraining.steps > 0
 
@@ -58,11 +61,12 @@ def encoded_split(
 ) -> EncodedCorpus:
     """Return one split of the corpus as tokens, which are encoded as they are read.
 
-    streams: number of streams that read it in parallel; by default what suits its size and the batch.
+    streams: number of streams that read it in parallel. None: 1 for the validation split; for the training
+    split ``data.streams`` or, if that is 0, a number that suits the batch size and the size of the corpus.
     """
     data = experiment.data
     shards: Sequence[Shard] = [InMemoryShard(())]  # an empty corpus
-    if reads_corpus(experiment):
+    if run_reads_corpus(experiment):
         shards = sources.corpus(data.corpus, split)
     size = sum(shard.size for shard in shards)
     count = streams or 1
@@ -130,7 +134,10 @@ def encoded_tasks(mixtures: Sequence[str], inputs: Inputs) -> dict[str, EncodedE
 
 
 def mixture_lengths(experiment: Experiment, names: Sequence[str]) -> Lengths:
-    """Return the longest lengths of the inputs and targets of mixtures, EOS included."""
+    """Return the lengths of the longest inputs and targets of these mixtures, EOS included.
+
+    ``raw`` is the length before corruption, which is that of the inputs: tasks are not corrupted.
+    """
     inputs = experiment.tuning.inputs_length
     return Lengths(raw=inputs, inputs=inputs, targets=max(mixture(name).targets_length for name in names))
 

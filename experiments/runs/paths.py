@@ -29,7 +29,7 @@ RECORDS = ("settings.json", "scores.json", "metrics.jsonl", "origin.json", "run.
 
 # names of stages, and of the folders of pre-training and counting
 PRETRAINING = "pretraining"
-START = "start"  # a short pre-training before it, which rows share
+START = "start"  # the start pre-training: a short one before it, which experiments share
 PHASE = "phase-"  # prefix of the number of a phase of pre-training before the last, counted from 1
 VECTORS = "vectors"  # before all of these
 COUNTS = "counts"
@@ -40,14 +40,17 @@ COUNTS_FILE = "counts.npz"  # in the folder of a stage of counts
 # ---- names of stages
 
 
-def member_name(ensemble_name: str, member: int | None) -> str:
-    """Return the name of the stage of an ensemble member; None if there is one model."""
-    return ensemble_name if member is None else f"{ensemble_name}/member-{member}"
+def member_name(name: str, member: int | None) -> str:
+    """Return the name of the stage of an ensemble member, such as ``squad/member-2``.
+
+    member: None if there is one model, whose stage keeps its ``name``.
+    """
+    return name if member is None else f"{name}/member-{member}"
 
 
-def name_without(ensemble_name: str, task: str) -> str:
+def name_without(name: str, task: str) -> str:
     """Return the name of the pre-training on all downstream tasks but ``task``."""
-    return f"{ensemble_name}/without-{task}"
+    return f"{name}/without-{task}"
 
 
 def phase_name(number: int) -> str:
@@ -60,22 +63,27 @@ def branch_name(task: str, fraction: float) -> str:
     return task if fraction == 1 else f"{BRANCH}{fraction}/{task}"
 
 
-def ensemble_name(name: str) -> str:
-    """Return the name of a stage without the member of its ensemble."""
+def base_name(name: str) -> str:
+    """Return the name of a stage without its endings ``/without-TASK`` and ``/member-NUMBER``.
+
+    >>> base_name("at-0.5/squad/member-1")
+    'at-0.5/squad'
+    """
     return "/".join(name.split("/")[: 1 + name.startswith(BRANCH)])
 
 
 def is_pretraining(name: str) -> bool:
     """Return whether the stage of this name pre-trains."""
-    return ensemble_name(name) in (START, PRETRAINING) or name.startswith(PHASE)
+    return base_name(name) in (START, PRETRAINING) or name.startswith(PHASE)
 
 
 def is_compared(name: str) -> bool:
-    """Return whether rows are compared by this stage.
+    """Return whether experiments are compared by the scores of the stage of this name.
 
-    They are not by skip-gram, by the start, by phases before the last one, or by earlier branches.
+    They are by the last phase of pre-training, by fine-tuning after all of pre-training, and by count-based
+    models; not by skip-gram, the start pre-training, earlier phases or earlier branches.
     """
-    return ensemble_name(name) not in (START, VECTORS) and not name.startswith((BRANCH, PHASE))
+    return base_name(name) not in (START, VECTORS) and not name.startswith((BRANCH, PHASE))
 
 
 def model_of_run(names: Iterable[str]) -> str:

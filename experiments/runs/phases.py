@@ -1,11 +1,11 @@
 """The phases of pre-training: each is a pre-training of its own, which ends with the phase.
 
 The settings of a phase are those of an experiment whose last phase it is: its objective, its model with the
-phase's mask, its last step, and the phases before it. Stages with equal settings share a folder, so that rows
-share phases with each other and with rows whose pre-training ends there.
+phase's mask, its last step, and the phases before it. Stages with equal settings share a folder, so that
+experiments share phases with each other, and with experiments whose pre-training ends where the phase ends.
 
 Architectures of one stack have the same parameters, and differ in their mask: "encoder", "decoder" and
-"prefix-decoder". A phase may train the model of a row as another one of these.
+"prefix-decoder". A phase may train the model of an experiment as another one of these.
 """
 
 from collections.abc import Callable
@@ -21,22 +21,22 @@ from lm.data.pretraining import pretraining_lengths
 SINGLE_STACKS = ("encoder", "decoder", "prefix-decoder")
 
 
-def with_mask(model: ModelConfig, mask: Mask | None, named: str) -> ModelConfig:
+def with_mask(model: ModelConfig, mask: Mask | None, setting_path: str) -> ModelConfig:
     """Return the model with the same parameters and this mask of self-attention; None: its own mask.
 
     An encoder with a causal mask stays an encoder, with [CLS] and [SEP] around its texts. A decoder that
-    reads both ways is an encoder. ``named`` names the setting in errors.
+    reads both ways is an encoder. ``setting_path`` names the setting of the mask in errors.
 
     SettingError for an architecture whose mask cannot be changed, and for a mask that the model has already.
     """
     if mask is None:
         return model
     if mask == mask_of(model):
-        raise SettingError(f"{named}={mask!r} is the mask that the model has already: leave it out")
+        raise SettingError(f"{setting_path}={mask!r} is the mask that the model has already: leave it out")
     if model.architecture not in SINGLE_STACKS or (model.architecture == "encoder" and mask == "prefix"):
         raise SettingError(
-            f"{named}={mask!r} does not suit model.architecture={model.architecture!r}: an encoder may be "
-            "'causal', a decoder of one stack 'causal', 'prefix' or 'bidirectional'; leave it out"
+            f"{setting_path}={mask!r} does not suit model.architecture={model.architecture!r}: an encoder "
+            "may be 'causal', a decoder of one stack 'causal', 'prefix' or 'bidirectional'; leave it out"
         )
     if model.architecture == "encoder":
         encoder_mask = "causal" if mask == "causal" else "none"
@@ -65,10 +65,13 @@ def phase_model(experiment: Experiment, index: int) -> ModelConfig:
 
 
 def phase_settings(experiment: Experiment, index: int) -> Experiment:
-    """Return the settings of a pre-training that ends with a phase, counted from 0.
+    """Return the settings by which a phase is trained, as if it were the last phase of an experiment.
 
-    Those of the last phase have the index len(phases). Without phases and a mask of pre-training they are the
-    experiment's.
+    ``pretraining.steps`` is the last step of the phase, ``pretraining.phases`` are the phases before it, and
+    model (mask), objective and optimiser are those of the phase.
+
+    index: 0 is the first phase. len(phases) is the last one, whose objective and optimiser are those of
+    ``experiment`` itself. An experiment with neither phases nor ``pretraining.mask`` is returned unchanged.
     """
     pretraining = experiment.pretraining
     if not pretraining.phases and pretraining.mask is None:
@@ -94,21 +97,21 @@ def phase_settings(experiment: Experiment, index: int) -> Experiment:
 
 
 def phase_steps(experiment: Experiment, index: int) -> tuple[int, int]:
-    """Return the step with which a phase begins, and its last one."""
+    """Return the number of updates before a phase, and the step after its last update."""
     ends = experiment.pretraining.phase_ends
     return ends[index - 1] if index else 0, ends[index]
 
 
-def branch_step(experiment: Experiment, fraction: float) -> int:
-    """Return the step that is nearest to a fraction of pre-training, at least 1."""
-    return max(round(fraction * experiment.pretraining.steps), 1)
+def branch_step(steps: int, fraction: float) -> int:
+    """Return the step that is nearest to a fraction of the ``steps`` of pre-training, at least 1."""
+    return max(round(fraction * steps), 1)
 
 
 def tokens_of_text(experiment: Experiment) -> int:
     """Return how many tokens of text all phases of pre-training read.
 
-    Of a mixture of denoisers it is as many as the one with the longest texts would read alone: each walks
-    through the same text, and makes its share of the rows.
+    The denoisers of a mixture read the same text, of which each makes its share of the rows. So the one with
+    the longest texts determines how much they read.
     """
     total = 0
     for index in range(len(experiment.pretraining.phases) + 1):
@@ -119,44 +122,52 @@ def tokens_of_text(experiment: Experiment) -> int:
 
 
 def _phase_before(experiment: Experiment, index: int, model: ModelConfig, end: int) -> PretrainingPhase:
-    """Return a phase as a share of the first ``end`` steps, with its mask as seen from ``model``."""
+    """Return an earlier phase as that of an experiment with ``end`` steps of pre-training and this model.
+
+    Its share is of these steps, and its mask is None if it is the mask of ``model``.
+    """
     first, last = phase_steps(experiment, index)
-    own = phase_model(experiment, index)
-    mask = None if mask_of(own) == mask_of(model) else mask_of(own)
+    mask_before = mask_of(phase_model(experiment, index))
+    mask = None if mask_before == mask_of(model) else mask_before
     return replace(experiment.pretraining.phases[index], share=(last - first) / end, mask=mask)
 
 
 def _branches(experiment: Experiment, index: int) -> tuple[float, ...]:
-    """Return after which fractions of a phase's last step checkpoints are kept.
+    """Return the fractions of a phase's last step after which the phase keeps a checkpoint.
 
-    They are the experiment's branches within the phase, and those of a row that shares the phase as its whole
-    pre-training.
+    It keeps one at each branch of the experiment within the phase. It also keeps one at each branch of an
+    experiment whose whole pre-training ends with this phase, since that experiment shares its folder.
     """
     (begin, end), fractions = phase_steps(experiment, index), experiment.tuning.branches
-    steps = {branch_step(experiment, fraction) for fraction in fractions}
-    steps |= {max(round(fraction * end), 1) for fraction in fractions}
-    return (*sorted(step / end for step in steps if begin < step < end), 1.0)
+    own_branches = {branch_step(experiment.pretraining.steps, fraction) for fraction in fractions}
+    branches_of_shorter = {branch_step(end, fraction) for fraction in fractions}
+    kept = sorted(step for step in own_branches | branches_of_shorter if begin < step < end)
+    return (*(step / end for step in kept), 1.0)
 
 
 def _optimizer(experiment: Experiment, index: int) -> OptimizerConfig:
-    """Return the optimiser of a phase: that of the first phase from it on that names one.
+    """Return the optimiser that trains a phase: its own or, without one, that of the next phase that has one.
 
-    Its schedule ends with that phase, also if this one ends before.
+    Consecutive phases that one optimiser trains share its state and the schedule of its learning rate. The
+    schedule counts steps from the beginning of the first of them, and ends with the last.
     """
-    phases, ends = experiment.pretraining.phases, experiment.pretraining.phase_ends
-    last = next((i for i in range(index, len(phases)) if phases[i].optimizer is not None), len(phases))
-    named = phases[last].optimizer if last < len(phases) else None
-    optimizer = named or experiment.pretraining.optimizer
-    if last == index:
-        return optimizer
-    begin = max((ends[i] for i in range(index) if phases[i].optimizer is not None), default=0)
-    return optimizer.ending_at(ends[last] - begin)
+    pretraining, ends = experiment.pretraining, experiment.pretraining.phase_ends
+    optimizers = [*(phase.optimizer for phase in pretraining.phases), pretraining.optimizer]
+    own = optimizers[index]
+    if own is not None:
+        return own  # the phase is the last that it trains, where ``pretraining_spec`` lets the schedule end
+    last_phase, optimizer = next(
+        (number, each) for number, each in enumerate(optimizers) if number > index and each is not None
+    )
+    earlier_ends = [ends[number] for number in range(index) if optimizers[number] is not None]
+    optimizer_start = max(earlier_ends, default=0)
+    return optimizer.ending_at(ends[last_phase] - optimizer_start)
 
 
-def other_stack(name: str) -> str:
-    """Return the name of an array of a state with the encoder called decoder, and the decoder encoder.
+def swap_encoder_and_decoder(name: str) -> str:
+    """Return the name of an array of a state, with "encoder" and "decoder" swapped.
 
-    >>> other_stack("params.decoder.blocks.mlp.out.kernel")
+    >>> swap_encoder_and_decoder("params.decoder.blocks.mlp.out.kernel")
     'params.encoder.blocks.mlp.out.kernel'
     """
     others = {"encoder": "decoder", "decoder": "encoder"}
@@ -164,5 +175,8 @@ def other_stack(name: str) -> str:
 
 
 def renaming(saved: ModelConfig, model: ModelConfig) -> Callable[[str], str]:
-    """Return the function from names of ``model``'s arrays to those of a checkpoint of ``saved``."""
-    return str if saved.has_decoder == model.has_decoder else other_stack
+    """Return the function from the name of an array of ``model`` to its name in a checkpoint of ``saved``.
+
+    Names differ where a decoder continues to train the parameters of an encoder, or an encoder a decoder's.
+    """
+    return str if saved.has_decoder == model.has_decoder else swap_encoder_and_decoder

@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.runs import provenance
 from experiments.runs.collocations import find_collocations
-from experiments.runs.inputs import Inputs, encoded_split, reads_corpus
+from experiments.runs.inputs import Inputs, encoded_split, run_reads_corpus
 from experiments.runs.kinds.pretraining import teacher_checkpoint
 from experiments.runs.kinds.stage import SPLITS, Stage
 from experiments.runs.paths import start_folder
@@ -62,7 +62,7 @@ def prepare_inputs(experiment: Experiment, run_stages: Sequence[Stage], sources:
             f"{-(-vocabulary.vocab_size // 128) * 128}"
         )
     check_teacher_vocabulary(experiment, vocabulary, sources.cache)
-    if reads_corpus(experiment):
+    if run_reads_corpus(experiment):
         _report_copies(experiment.data.corpus, sources, say)
     train, validation = (encoded_split(experiment, split, vocabulary, sources) for split in SPLITS)
     collocations = None

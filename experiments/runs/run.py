@@ -1,13 +1,17 @@
 """A run: an experiment in a folder, checked, trained stage by stage, and scored.
 
-In the folder of a run, ``settings.json`` holds the experiment and ``paths.json`` the path of the cache.
-Each stage has a folder with checkpoints, ``metrics.jsonl``, ``run.json``, ``origin.json``, its vocabulary and
-its predictions. It is ``finetuning/NAME`` in the run's folder or, for a stage that several runs share, a
-folder beside the runs of the same scale. ``scores.json`` is written last and names the folders of all stages.
+In the folder of a run, ``settings.json`` holds the experiment, and ``paths.json`` the path of the cache and
+the name of the scale's folder. Each stage has a folder with checkpoints, ``metrics.jsonl``, ``run.json``,
+``origin.json``, its vocabulary and its predictions. In the run's folder it is ``finetuning/NAME`` or, for
+models made of counts, ``counts`` and ``counts/NAME``. Stages that several runs may share are in
+``pretraining/HASH`` of the folder in which all runs of the same scale (``--scale``) lie. ``scores.json`` is
+written last and names the folders of all stages.
 
-Two words of the settings: the *start* (``start.*``) is a short pre-training that rows share and that comes
-before a row's own. The *branches* (``tuning.branches``) are intermediate checkpoints of pre-training, each
-after a fraction of its steps, from which fine-tuning is repeated.
+The settings ``start.*`` say what comes before an experiment's own pre-training. ``start.model`` names an
+external checkpoint to start from. ``start.steps`` asks instead for the *start pre-training*: a short
+pre-training with an objective of its own, which experiments with the same model, data and seed share.
+``tuning.branches`` are fractions of pre-training. The checkpoint after each of them, a *branch*, is
+fine-tuned and scored.
 """
 
 import os
@@ -42,7 +46,7 @@ from lm.config.base import SettingError
 from lm.files import locked_if_possible
 from lm.train.runtime.preemption import Interrupted
 
-ALLOW_NONE: frozenset[str] = frozenset()  # nothing may have changed since the run was started
+ALLOW_NONE: frozenset[str] = frozenset()  # a run resumes only if none of provenance.PARTS has changed
 
 
 class Run:
@@ -72,11 +76,13 @@ class Run:
         Raise SettingError for anything that would stop training. The settings are checked first, in seconds.
         Preparing inputs may take long the first time: it encodes text and may train a vocabulary.
         Nothing is compiled, and nothing is written to the run's folder.
-        allow: the parts (of provenance.PARTS) that may have changed since the run was started.
+        say: called with each line to show.
+        allow: which of provenance.PARTS may have changed since the run was started (option --allow).
         """
         experiment, sources = self.experiment, Sources(self.cache, self.experiment.data.corrupt_records)
         checks.check_experiment(experiment, sources)
-        checks.check_folder(experiment, self.folder, self.cache, say if "settings" in allow else None)
+        on_difference = say if "settings" in allow else None
+        checks.check_folder(experiment, self.folder, self.cache, on_difference)
         broadcast_from_first(lambda: checks.check_start_parameters(experiment, self.cache))
         broadcast_from_first(lambda: checks.check_teacher(experiment, self.cache))
         broadcast_from_first(lambda: checks.check_branches(self.stages))
@@ -103,17 +109,18 @@ class Run:
             save_settings(self.folder, self.experiment, self.cache)
         begin()
         scores: TaskScores = {}
-        branches: dict[str, dict[str, Any]] = {}  # task -> pre-training step -> scores
-        for _, group in groupby(self.stages, lambda stage: stage.ensemble_name):
+        branches: dict[str, dict[str, Any]] = {}  # task -> step of pre-training -> score
+        for _, group in groupby(self.stages, lambda stage: stage.name_without_member):
             ensemble_members = list(group)  # one stage unless the run is an ensemble
             with unless_deleted(self.folder):
                 for stage in ensemble_members:
                     self._train_stage(stage, inputs, reporter, allow, tools)
-            found = self._scores(ensemble_members, inputs, reporter)
-            if ensemble_members[0].is_compared:
-                scores |= found
-            for step, at_step in self._branch_scores(ensemble_members[0], found, inputs).items():
-                for task, score in at_step.items():
+            group_scores = self._scores(ensemble_members, inputs, reporter)
+            if ensemble_members[0].is_compared:  # earlier branches are recorded under "branches" alone
+                scores |= group_scores
+            scores_by_step = self._branch_scores(ensemble_members[0], group_scores, inputs)
+            for step, scores_at_step in scores_by_step.items():
+                for task, score in scores_at_step.items():
                     branches.setdefault(task, {})[str(step)] = score
         values = {"tasks": scores, "branches": branches} | self._costs(inputs)
         if jax.process_index() == 0:
@@ -141,7 +148,7 @@ class Run:
                 return
             reporter.start(stage.title, stage.startup_status)
             settings = asdict(stage.settings) | {"corrupt_records_left_out": dict(inputs.left_out)}
-            title = self.title if stage.is_shared else ""
+            title = self.log_title if stage.is_shared else ""
             with StageLog(stage.folder, settings, reporter, title, tools.wandb) as log:
                 try:
                     stage.train(inputs, self.mesh, log, reporter, tools.profile_steps)
@@ -150,10 +157,10 @@ class Run:
                     raise
 
     @property
-    def title(self) -> str:
-        """Return a name such as "t5.1-baseline.baseline.seed-0", for logs of shared stages.
+    def log_title(self) -> str:
+        """Return the run's name, such as "t5.1-baseline.baseline.seed-0".
 
-        The folders of these are named by a hash.
+        TensorBoard calls a shared stage by it, too, since the stage's own folder is named by a hash.
         """
         scale = scale_folder(self.folder, self.cache)
         name = os.path.relpath(self.folder.resolve(), scale).replace("/", ".")
@@ -166,25 +173,31 @@ class Run:
             return {}
         if len(ensemble_members) == 1:
             return stage.scores(inputs, self.mesh)
-        reporter.start(f"{len(ensemble_members)} models together on {stage.ensemble_name}")
+        reporter.start(f"{len(ensemble_members)} models together on {stage.name_without_member}")
         return ensemble_scores(cast(Sequence[NetworkStage], ensemble_members), inputs, self.mesh)
 
     def _branch_scores(self, stage: Stage, scores: TaskScores, inputs: Inputs) -> dict[int, TaskScores]:
-        """Return pre-training step -> scores; {} for a run with one branch.
+        """Return {step of pre-training: scores} of a stage's branches; {} for a run with one branch.
 
-        scores: of the stage after its last step. A fine-tuning has one entry, at the step that it started
-        from. A pre-training that is itself scored on tasks is scored here at each earlier branch too.
+        Fine-tuning has one, the step that it started from. Pre-training that is scored on tasks without
+        fine-tuning has them all, and its checkpoints at the earlier ones are scored here.
+        scores: those of ``stage`` after its last step.
         """
         if not scores or len(self.experiment.tuning.branches) == 1:
             return {}
         if stage.branch_steps:
             earlier = stage.branch_steps[:-1]
-            found = {step: stage.scores(inputs, self.mesh, step) for step in earlier}
-            return found | {stage.training.steps: scores}
+            scores_by_step = {step: stage.scores(inputs, self.mesh, step) for step in earlier}
+            return scores_by_step | {stage.training.steps: scores}
         return {} if stage.parent_step is None else {stage.parent_step: scores}
 
     def _costs(self, inputs: Inputs) -> dict[str, Any]:
-        """Return the size of the model, the FLOPs of each pre-training, and its loss on longer sequences."""
+        """Return what ``scores.json`` says of costs: of FLOPs, parameters, and losses on longer sequences.
+
+        ``flops`` are those of each pre-training, by the name of its stage. ``parameters`` are counted of one
+        member of an ensemble, and of all models made of counts together. ``length_losses`` are {length
+        multiple: held-out loss} of the first pre-training.
+        """
         flops: dict[str, float] = {}
         length_losses: dict[str, float] | None = None
         count_parameters = 0  # of n-gram models and HMMs, which run instead of a network
@@ -219,5 +232,5 @@ def unless_deleted(folder: Path) -> Iterator[None]:
             raise
         raise RunDeleted(
             f"the run's folder {folder} was deleted or moved while it trained; put it back, or run the same "
-            "command to train it from the start"
+            "command to train it again"
         ) from error

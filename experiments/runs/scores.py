@@ -98,10 +98,10 @@ def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Map
     models = measured or [stage for stage in stages if stage.is_count_based]
     content = {stage.name: total(stage.folder, "content_tokens", stage.first_step) for stage in pretrainings}
     flops: Mapping[str, float] = values["flops"]
-    starts = [stage for stage in pretrainings if stage.is_start]
+    starts = [stage for stage in pretrainings if stage.is_start_pretraining]
     phase_costs: dict[str, dict[str, float]] = {}
     for stage in pretrainings:
-        if not stage.is_start:
+        if not stage.is_start_pretraining:
             # pre-trainings for different tasks have the same phases
             costs = phase_costs.setdefault(str(stage.training.steps), {"flops": 0.0, "content_tokens": 0})
             costs["flops"] += flops[stage.name]

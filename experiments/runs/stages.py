@@ -24,7 +24,7 @@ from experiments.runs.kinds.pretraining import (
     LOADER_SETTINGS,
     ExternalCheckpoint,
     Pretraining,
-    has_start,
+    has_start_pretraining,
     pretraining_settings,
 )
 from experiments.runs.kinds.stage import Stage
@@ -38,6 +38,7 @@ from experiments.runs.paths import (
     branch_name,
     find_cache,
     load_settings,
+    member_name,
     name_without,
     phase_name,
     scale_folder,
@@ -55,16 +56,21 @@ def stages_of(run: Path) -> tuple[Stage, ...]:
 
 
 def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None) -> tuple[Stage, ...]:
-    """Return the stages of the run in the folder ``run``, in the order of training:
+    """Return the stages of the run in the folder ``run``, in the order of training.
 
-    1. for each ensemble member, skip-gram (``vectors.*``), the start (``start.*``: a short pre-training that
-       rows share), and the phases of pre-training before the last (``pretraining.phases``), if the experiment
-       has them;
-    2. for each member, one pre-training or, with "corpus+other-tasks", one per downstream task left out;
-    3. for each downstream task (a mixture, or a task with a head), for each fraction of pre-training in
-       ``tuning.branches`` (1.0 first), one fine-tuning of each member.
+    1. Skip-gram (``vectors.*``).
+    2. The start pre-training (``start.steps``).
+    3. Each phase of pre-training before the last (``pretraining.phases``).
+    4. The last or only phase of pre-training. With mixing.pretraining="corpus+other-tasks" there is one
+       pre-training for each downstream task, on all others.
+    5. Fine-tuning: for each downstream task (a mixture, or a task with a head), and for each fraction of
+       pre-training in ``tuning.branches`` (1.0 first).
 
-    The folders of stages that runs share lie beside ``cache``; without it their paths are relative.
+    Stages that the experiment does not ask for are left out. Each of these is listed for all members of an
+    ensemble before the next begins, so that ``Run.train`` finds those that predict together side by side.
+
+    cache: the folders of stages that runs share lie beside it. None: their paths are relative, for callers
+    that use only names and settings of the stages.
     """
     if experiment.counts.model != "none":
         return _count_stages(experiment, run)
@@ -75,6 +81,7 @@ def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None
     members = _ensemble_members(experiment)
     pretrains = experiment.pretraining.steps > 0
     parents: dict[tuple[int | None, str], NetworkStage | None] = {}
+    # The task "" stands for no downstream task: there is pre-training alone.
     for (member, settings), task in product(members, downstream_tasks or ("",)):
         if experiment.ensemble.pretraining == "shared":
             with_shared_seed = replace(settings, seed=experiment.seed)
@@ -90,12 +97,12 @@ def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None
             kind = HeadFinetuning if task in tasks_with_heads else TextFinetuning
             name = branch_name(task_name(task), fraction)
             parent = parents[member, task]
-            parent_step = parent.training.steps if parent else None
+            parent_step = _last_step(parent)  # of skip-gram or an external checkpoint, without pre-training
             if pretrains:
-                parent_step = branch_step(experiment, fraction)
+                parent_step = branch_step(experiment.pretraining.steps, fraction)
                 parent = _phase_at(parent, parent_step)
-            stage = kind(name, member, (task,), settings, run, parent, parent_step)
-            finetunings.append(replace(stage, folder=run / "finetuning" / stage.name))
+            folder = run / "finetuning" / member_name(name, member)
+            finetunings.append(kind(name, member, (task,), settings, folder, parent, parent_step))
     pretrained: list[Stage] = [stage for stage in parents.values() if stage is not None]
     # Most tasks start from the same pre-training, which is listed once.
     unique = dict.fromkeys((*_ancestors(pretrained), *pretrained))
@@ -103,7 +110,11 @@ def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None
 
 
 def external_checkpoint(experiment: Experiment, cache: Path) -> ExternalCheckpoint | None:
-    """Return the external checkpoint that determines the model (``start.model``), or None without one."""
+    """Return the checkpoint that ``start.model`` names; None if it names none.
+
+    The experiment has its architecture and vocabulary, even if its parameters are not used
+    (``start.weights``).
+    """
     if not (name := experiment.start.model):
         return None
     return ExternalCheckpoint(name, None, (), experiment, start_folder(name, cache) / PRETRAINING)
@@ -113,6 +124,10 @@ def _ancestors(stages: Sequence[Stage]) -> list[Stage]:
     """Return the parents of these stages, their parents and so on, each before its children."""
     parents = [stage.parent for stage in stages if stage.parent is not None]
     return [*_ancestors(parents), *parents] if parents else []
+
+
+def _last_step(stage: NetworkStage | None) -> int | None:
+    return None if stage is None else stage.training.steps
 
 
 def _phase_at(stage: NetworkStage | None, step: int) -> NetworkStage | None:
@@ -146,7 +161,11 @@ def _ensemble_members(experiment: Experiment) -> list[tuple[int | None, Experime
 
 
 class SharedStages:
-    """Makes the stages before fine-tuning, whose folders several runs may share."""
+    """Makes the stages before fine-tuning, whose folders several runs may share.
+
+    Its methods take an ensemble member and the member's settings. The member None stands for the one model
+    of a run that trains no ensemble, or for all members if they share the stage.
+    """
 
     def __init__(self, run: Path, cache: Path | None):
         self.run, self.cache = run, cache or DEFAULT_CACHE
@@ -155,16 +174,22 @@ class SharedStages:
     def parent_of_finetuning(
         self, member: int | None, settings: Experiment, task: str
     ) -> NetworkStage | None:
-        """Return the stage whose model is fine-tuned on ``task``; None if all parameters are random."""
+        """Return the stage whose model is fine-tuned on ``task``; None if all parameters are random.
+
+        task: a mixture or a labelled task; "" for pre-training alone.
+        """
         if settings.pretraining.steps:
             return self.pretraining(member, settings, task)
         return self.initial_parent(member, settings)
 
     def pretraining(self, member: int | None, settings: Experiment, task: str) -> Pretraining:
-        """Return the pre-training of a model that is then fine-tuned on the downstream task ``task``."""
+        """Return the last phase of the pre-training of a model that is then fine-tuned on ``task``.
+
+        Its ``parent`` is the phase before it, and so on.
+        """
         parent: NetworkStage | None
-        if has_start(settings):
-            parent = self.start(member, settings)
+        if has_start_pretraining(settings):
+            parent = self.start_pretraining(member, settings)
         else:
             parent = self.initial_parent(member, settings)
         last = len(settings.pretraining.phases)
@@ -173,10 +198,10 @@ class SharedStages:
             parent = self._pretraining(member, phase, task, parent, phase_name(index + 1))
         return self._pretraining(member, phase_settings(settings, last), task, parent, PRETRAINING)
 
-    def start(self, member: int | None, settings: Experiment) -> Pretraining:
-        """Return the start: a short pre-training on the corpus for ``start.steps``, before the row's own.
+    def start_pretraining(self, member: int | None, settings: Experiment) -> Pretraining:
+        """Return the start pre-training: a short one on the corpus for ``start.steps``, before the others.
 
-        It ignores the settings in which rows usually differ, such as objective and loss, so that all rows
+        It ignores the settings in which experiments usually differ, such as objective and loss, so that all
         with the same model, data and seed share it. Its attention mask and optimiser are the first phase's.
         """
         settings = phase_settings(settings, 0)
@@ -198,7 +223,7 @@ class SharedStages:
         return self._pretraining(member, first, "", self.initial_parent(member, first), START)
 
     def initial_parent(self, member: int | None, settings: Experiment) -> NetworkStage | None:
-        """Return the stage that gives the first parameters: an external checkpoint or skip-gram.
+        """Return the stage from which the first network starts: an external checkpoint or skip-gram.
 
         None: all parameters are random.
         """
@@ -217,36 +242,45 @@ class SharedStages:
         loader_settings = {name: getattr(settings.data, name) for name in LOADER_SETTINGS}
         data = replace(hashed_settings.data, **loader_settings)
         stage_settings = replace(hashed_settings, data=data, mesh=settings.mesh, guard=settings.guard)
-        folder = self.shared_folder(skipgram_settings(stage_settings), settings)
+        folder = self.shared_folder(hashed_settings, settings)
         return SkipGram(VECTORS, member, (), stage_settings, folder)
 
     def _pretraining(
         self, member: int | None, settings: Experiment, task: str, parent: NetworkStage | None, name: str
     ) -> Pretraining:
+        """Return a pre-training, or a phase of it.
+
+        It has all settings that training reads; its folder is named by those of ``pretraining_settings``.
+        """
         if settings.mixing.pretraining == "corpus+other-tasks":
             name = name_without(name, task_name(task))
         hashed_settings = pretraining_settings(settings, task)
-        # Some settings of these groups change no number: the hash leaves them out, but training needs them.
+        # Some settings of these groups change no result: the hash leaves them out, but training needs them.
         groups = ("data", "mesh", "guard", "pretraining", "finetuning")
-        used_groups = {group: getattr(settings, group) for group in groups}
+        settings_for_training = {group: getattr(settings, group) for group in groups}
         # Branches choose which checkpoints are kept.
         tuning = replace(hashed_settings.tuning, branches=settings.tuning.branches)
-        stage_settings = replace(hashed_settings, tuning=tuning, **used_groups)
+        stage_settings = replace(hashed_settings, tuning=tuning, **settings_for_training)
         task_names: tuple[str, ...] = ()
         if hashed_settings.mixing.pretraining != "corpus":
             task_names = hashed_settings.tuning.mixtures
-        folder = self.shared_folder(pretraining_settings(stage_settings), settings)
-        parent_step = parent.training.steps if parent else None
+        folder = self.shared_folder(hashed_settings, settings)
         teacher = settings.distillation.teacher
-        run = start_folder(teacher, self.cache) if teacher else None
-        return Pretraining(name, member, task_names, stage_settings, folder, parent, parent_step, run)
+        teacher_folder = start_folder(teacher, self.cache) if teacher else None
+        return Pretraining(
+            name, member, task_names, stage_settings, folder, parent, _last_step(parent), teacher_folder
+        )
 
     def shared_folder(self, hashed_settings: Experiment, settings: Experiment) -> Path:
-        """Return the folder of a shared stage, named by a hash of the settings that its numbers depend on.
+        """Return the folder of a stage that runs may share.
 
-        hashed_settings: only the settings that change its numbers; the others are reset to the baseline's.
-        settings: of the whole run. If the vocabulary is trained on tasks too, the tasks enter the hash.
-        A run with its own pre-training folder (an imported one) keeps it.
+        Its name is a hash of all settings on which the results of the stage (parameters, losses, scores)
+        depend. A run that was imported as a checkpoint keeps its parameters in its own folder
+        ``pretraining``, which is returned then.
+
+        hashed_settings: the settings of the stage, all others of which are reset to the baseline's.
+        settings: those of the whole run, whose tasks enter the hash if the vocabulary is trained on their
+        texts too (``data.vocabulary_texts``).
         """
         own_folder = self.run / PRETRAINING
         if (own_folder / "checkpoints").is_dir():

@@ -148,7 +148,7 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "", option: str 
     models = {stage.name: stage for stage in networks(stages) if stage.has_model}
     stage = chosen(folder, models, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
-    model, put = stage.restore_body(mesh), stage.body_steps(mesh).shard_batch
+    model, put = stage.restore_transformer(mesh), stage.transformer_steps(mesh).shard_batch
     which = describe_model(folder, stage.name, models, option)
     return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size, which)
 

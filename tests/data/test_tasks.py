@@ -10,6 +10,7 @@ from experiments.study.experiment import PAPER_MIXTURES
 from lm.config.base import DataError, SettingError
 from lm.data.seq2seq import EncodedExamples
 from lm.data.tasks.benchmarks import TASKS, find_task
+from lm.data.tasks.labelled import LABELLED
 from lm.data.tasks.mixtures import MIXTURES, mixing_rates, mixture
 from lm.data.tasks.task import label_of
 from lm.tokenizers.sentencepiece import ByteTokenizer
@@ -122,6 +123,16 @@ def test_an_answer_that_is_no_class_is_always_wrong(name):
             prediction = task.postprocess(answer, {"label": label})
             assert prediction != task.target({"label": label})
             assert prediction is not None
+
+
+@pytest.mark.parametrize("task", [*TASKS.values(), *LABELLED.values()], ids=lambda task: task.name)
+def test_a_task_reads_the_splits_of_its_source_that_it_names(task, monkeypatch):
+    read = []
+    monkeypatch.setattr("lm.data.tasks.task.dataset_rows", lambda source, split, *_: read.append(split) or [])
+    named = [split for split in ("train", "validation", "report") if getattr(task, split) is not None]
+    for split in named:
+        task.rows(split, Path())
+    assert read == [getattr(task, split) for split in named]
 
 
 def test_wsc_trains_on_what_is_true_only():

@@ -188,7 +188,7 @@ def test_a_run_of_both_directions_pre_trains_both_and_is_read_forward():
     experiment = build("elmo/mixed", "nano")
     spec = pretraining_spec(experiment)
     assert spec.module is BidirectionalLM and spec.loss is both_directions
-    assert {stage.ensemble_name: stage.prefix for stage in stages(experiment)} == {
+    assert {stage.name_without_member: stage.transformer_prefix for stage in stages(experiment)} == {
         "pretraining": "forward.",
         "acceptability": "body.forward.",
         "roles": "body.forward.",

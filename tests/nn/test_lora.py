@@ -174,7 +174,7 @@ def test_a_tuned_run_is_read_as_the_plain_model(tmp_path):
     model = with_updates(plain, {n: x for n, x in state.params.items() if ".lora." not in n}, seed=0)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
         checkpoints.save(replace(state, step=jnp.int32(1), params=sharding.named(model)))
-    found = stage.restore_body(mesh)
+    found = stage.restore_transformer(mesh)
     convert.save(found, tmp_path / "out")
     published, read = convert.load(tmp_path / "out")
     assert replace(published, published="", dropout=0.0) == found.config == plain

@@ -144,7 +144,7 @@ def trained(stage, prepared, mesh):
     for split in ("validation", "report"):
         asked = stage.eval_tasks(prepared, mesh, split)
         found[split] = digest([question(each) for each in asked])
-    if stage.is_pretraining and not stage.is_start:
+    if stage.is_pretraining and not stage.is_start_pretraining:
         lengths = stage.settings.data.held_out_lengths
         held_out = [_held_out(stage.settings, prepared, mesh, times, 1)[0] for times in lengths]
         found["held out"] = digest([arrays(each(0, slice(0, 1)).features()) for each in held_out])

@@ -26,7 +26,7 @@ class Finetuning(NetworkStage):
 
     @property
     def title(self) -> str:
-        return f"fine-tuning on {self.ensemble_name}"
+        return f"fine-tuning on {self.name_without_member}"
 
     @property
     def training(self) -> PhaseConfig:
@@ -44,8 +44,8 @@ class TextFinetuning(Finetuning):
         return mixture_lengths(self.settings, self.task_names)
 
     @property
-    def prefix(self) -> str:
-        return ""
+    def transformer_prefix(self) -> str:
+        return ""  # only the Transformer is trained, without ELECTRA's generator and ELMo's backward model
 
     def step_spec(self) -> StepSpec:
         return text_spec(self.settings)
@@ -73,9 +73,11 @@ class TextFinetuning(Finetuning):
 
 
 def text_spec(experiment: Experiment) -> StepSpec:
-    """Return the step of fine-tuning, which trains all parameters, adapters alone or LoRA alone.
+    """Return the specification of a step of fine-tuning.
 
-    With tuning.unfreezing="gradual" it trains the top layers first.
+    It trains all parameters; with ``tuning.adapters`` the adapters and all norms; with ``tuning.lora`` the
+    low-rank updates; with tuning.unfreezing="gradual" the top layers first. All of them also train a new
+    head, where ``head_spec`` adds one.
     """
     model, training, tuning = experiment.model, experiment.finetuning, experiment.tuning
     mask_updates: optimizers.MaskUpdates = optimizers.train_all
@@ -85,14 +87,13 @@ def text_spec(experiment: Experiment) -> StepSpec:
         mask_updates = optimizers.train_lora
     elif tuning.unfreezing == "gradual":
         mask_updates = optimizers.GradualUnfreezing(model, training.steps)
-    width = round(tuning.adapters * model.d_model)
-    model = changes(model, {"mlp.adapter_width": width, "lora": tuning.lora})
-    microbatches, guard = training.microbatches, experiment.guard
+    adapter_width = round(tuning.adapters * model.d_model)
+    model = changes(model, {"mlp.adapter_width": adapter_width, "lora": tuning.lora})
     return StepSpec(
         model,
         training.optimizer.ending_at(training.steps),
         loss_config=training.loss,
         mask_updates=mask_updates,
-        microbatches=microbatches,
-        guard=guard,
+        microbatches=training.microbatches,
+        guard=experiment.guard,
     )

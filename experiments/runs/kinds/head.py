@@ -31,7 +31,7 @@ class HeadFinetuning(LabelledStage, Finetuning):
     has_head: ClassVar[bool] = True
 
     @property
-    def prefix(self) -> str:
+    def transformer_prefix(self) -> str:
         inner = elmo.FORWARD if "backward" in self.settings.model.heads else ""
         return finetune.BODY + inner
 
@@ -67,7 +67,10 @@ class HeadFinetuning(LabelledStage, Finetuning):
 
 
 def head_spec(experiment: Experiment, task: LabelledTask) -> StepSpec:
-    """Return the step of fine-tuning a new head for a labelled task, and the model below it unless frozen."""
+    """Return the specification of a step of fine-tuning with a new head for a labelled task.
+
+    It trains the head, and the model below it unless that is frozen (``tuning.layers``).
+    """
     spec, head = text_spec(experiment), head_config(experiment, task)
     mask_updates = optimizers.freeze_body if head.layers.endswith("frozen") else spec.mask_updates
     return replace(

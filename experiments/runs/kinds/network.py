@@ -79,8 +79,11 @@ class NetworkStage(Stage):
         return self.training.save_every
 
     @property
-    def prefix(self) -> str:
-        """Return the prefix of the names of the Transformer's parameters in its checkpoints."""
+    def transformer_prefix(self) -> str:
+        """Return what precedes the names of the Transformer's parameters in its checkpoints.
+
+        It is "" unless the Transformer is a part of ELECTRA's or ELMo's module, or of one with a new head.
+        """
         heads = self.settings.model.heads
         if "replaced-token" in heads or "generator" in heads:
             return electra.DISCRIMINATOR
@@ -100,15 +103,15 @@ class NetworkStage(Stage):
         """Return the compiled training and evaluation steps."""
         return build(self.step_spec(), mesh)
 
-    def body_steps(self, mesh: Mesh) -> Steps:
+    def transformer_steps(self, mesh: Mesh) -> Steps:
         """Return the compiled steps of the Transformer alone, without a head or a generator."""
         return build(StepSpec(self.step_spec().model), mesh)
 
     def step_flops(self, inputs: Inputs) -> float:
         """Return the FLOPs of one training step."""
         lengths, model = inputs.batches[self.name].lengths, self.model_of_flops
-        targets = row_length(model.architecture, lengths)
-        return step_flops(model, self.training.batch_size, lengths.inputs, targets, self.generator)
+        decoder_length = row_length(model.architecture, lengths)  # without an encoder it has the inputs too
+        return step_flops(model, self.training.batch_size, lengths.inputs, decoder_length, self.generator)
 
     @property
     def generator(self) -> ModelConfig | None:
@@ -175,10 +178,12 @@ class NetworkStage(Stage):
                 reporter.advance(1)
 
     def make_evaluate(self, inputs: Inputs, mesh: Mesh, steps: Steps) -> EvalFn:
-        """Return a function that evaluates a state on the validation rows of its tasks.
+        """Return a function that evaluates a state on the validation rows of the stage's tasks.
 
-        Between checkpoints it returns {}. At a checkpoint it also writes the predictions. Higher is better
-        for every score: a metric such as bits per byte is negated.
+        At a step that saves no checkpoint it returns {}. At a checkpoint it returns the metrics of each task
+        as ``TASK/METRIC`` and, if all tasks have a score, their mean as ``score``, by which checkpoints are
+        ranked; it also writes the predictions. Scores are recorded so that higher is better: bits per byte
+        are negated.
         """
         eval_tasks = self.eval_tasks(inputs, mesh, "validation")
         training = self.training
@@ -186,8 +191,8 @@ class NetworkStage(Stage):
         def evaluate(state: State) -> dict[str, Any]:
             values: dict[str, Any] = {}
             step = int(state.step)
-            is_kept = step in (*self.branch_steps, training.steps)
-            if not is_kept and step % training.save_every:
+            is_branch_or_last = step in (*self.branch_steps, training.steps)
+            if not is_branch_or_last and step % training.save_every:
                 return values
             for eval_task in eval_tasks:
                 path = answers_path(self.folder, eval_task.task, step)
@@ -203,32 +208,35 @@ class NetworkStage(Stage):
     # ---- checkpoints
 
     def checkpoints(self) -> Checkpoints:
-        """Open its checkpoints.
+        """Return a context with its checkpoints.
 
-        It keeps the three newest, the best by each score, those of ``branch_steps``, and some older ones.
+        The three newest are kept, the best by each score, those of ``branch_steps``, and one for every
+        ``keep_hours`` of training.
         """
         every, hours = self.training.save_every, self.training.keep_hours
         config = CheckpointConfig(every, best="highest", hours=hours, steps=self.branch_steps)
         return Checkpoints(self.folder / "checkpoints", config, self.settings.guard)
 
-    def restore_state(self, mesh: Mesh, step: int | None = None, weights: Weights = "scored") -> State:
-        """Return its state after ``step``; by default the best checkpoint by score, else the last.
+    def restore_state(self, mesh: Mesh, *, step: int | None = None, weights: Weights = "scored") -> State:
+        """Return its state after ``step``.
 
-        ``weights`` "scored" are those that evaluation uses: the average of parameters where one is kept.
+        step: None is the checkpoint with the best mean validation score or, if none has a score, the last.
+        weights: "scored" are those that evaluation uses, the average of parameters if one is kept
+        (``optimizer.ema``).
         """
         return self._restored(self.steps(mesh), "", step, weights)
 
-    def restore_body(self, mesh: Mesh, weights: Weights = "scored", step: int | None = None) -> Transformer:
+    def restore_transformer(
+        self, mesh: Mesh, *, step: int | None = None, weights: Weights = "scored"
+    ) -> Transformer:
         """Return its Transformer without a head or ELECTRA's generator, with LoRA merged.
 
-        step: as in ``restore_state``.
+        step, weights: as in ``restore_state``.
         """
-        state = self._restored(self.body_steps(mesh), self.prefix, step, weights)
+        state = self._restored(self.transformer_steps(mesh), self.transformer_prefix, step, weights)
         return finetune.merge_lora(cast(Transformer, state.eval_model))
 
-    def _restored(
-        self, steps: Steps, prefix: str, step: int | None = None, weights: Weights = "scored"
-    ) -> State:
+    def _restored(self, steps: Steps, prefix: str, step: int | None, weights: Weights) -> State:
         config = CheckpointConfig(best="highest")
         with Checkpoints(str(self.folder / "checkpoints"), config) as checkpoints:
             if not checkpoints.steps():
@@ -248,10 +256,14 @@ class NetworkStage(Stage):
         )
 
     def initial_state_from_checkpoint(self, steps: Steps, step: int | None = None) -> State:
-        """Return the initial state of another stage, whose ``steps`` are given, from this stage's checkpoint.
+        """Return the initial state of a stage that starts from a checkpoint of this one.
 
-        step: of the checkpoint; by default the last one of this stage.
-        As in T5 the optimizer state is kept if both stages have the same; steps count from 0 again.
+        It has the parameters of the checkpoint, or their moving average if one is kept. If the states of both
+        stages have arrays of the same names, it has the optimiser's state too, as in T5, whatever the
+        optimiser's settings; otherwise that is new. Its steps count from 0 again.
+
+        steps: the compiled steps of the stage that starts.
+        step: that of the checkpoint; None: the last one.
         """
         last = step or self.training.steps
         with self.checkpoints() as checkpoints:
@@ -271,11 +283,12 @@ class NetworkStage(Stage):
     # ---- scores
 
     def scores(self, inputs: Inputs, mesh: Mesh, step: int | None = None) -> TaskScores:
-        """Return the scores of the checkpoint after ``step``, by default of the best one, by task.
+        """Return the scores by task.
 
-        The best checkpoint has the highest mean validation score. Tasks with report rows are scored on those,
-        once, by that checkpoint. By default a task without report rows gets its highest validation score over
-        all checkpoints, as in the paper. Predictions on report rows by a given ``step`` are in ``at-STEP``.
+        A task with report rows is scored on those, once, by one checkpoint: the one after ``step`` or, by
+        default, the one with the highest mean validation score. A task without report rows gets its
+        validation score after ``step`` or, by default, its highest over all checkpoints, as in T5.
+        Predictions on report rows are written to the stage's folder, of a given step to ``at-STEP`` in it.
         """
         tasks, folder = self.tasks, self.folder
         predictions = folder if step is None else folder / f"at-{step}"
@@ -286,12 +299,13 @@ class NetworkStage(Stage):
         if tasks["report"]:
             chosen = step or broadcast_from_first(lambda: best_step(folder / "checkpoints"))
             saved_scores = broadcast_from_first(lambda: read_report_scores(predictions))
-            trained = broadcast_from_first(lambda: _trained_at(folder, chosen))
+            trained_time = broadcast_from_first(lambda: _time_of_step(folder, chosen))
             # If training was lost and repeated, saved scores belong to a different model.
-            if saved_scores.get("step") != chosen or saved_scores.get("trained", trained) != trained:
-                model = self.restore_state(mesh, chosen).eval_model
+            is_same_model = saved_scores.get("trained", trained_time) == trained_time
+            if saved_scores.get("step") != chosen or not is_same_model:
+                model = self.restore_state(mesh, step=chosen).eval_model
                 found = self.scores_of(model, "report", inputs, mesh, predictions, chosen)
-                saved_scores = {"step": chosen, "trained": trained, "tasks": found}
+                saved_scores = {"step": chosen, "trained": trained_time, "tasks": found}
                 if jax.process_index() == 0:
                     write_report_scores(predictions, saved_scores)
             scores |= saved_scores["tasks"]
@@ -353,8 +367,11 @@ def answers_path(folder: Path, task: AnyTask, step: int | str) -> Path:
     return folder / "predictions" / task.name / f"{step}.jsonl"
 
 
-def _trained_at(folder: Path, step: int) -> float:
-    """Return when training reached ``step`` [s since 1970], which identifies this very training."""
+def _time_of_step(folder: Path, step: int) -> float:
+    """Return when the last line up to ``step`` was recorded [s since 1970].
+
+    A stage that is trained again reaches the step at another time, by which outdated scores are recognised.
+    """
     return max((record["time"] for record in records(folder) if record["step"] <= step), default=0.0)
 
 
@@ -367,21 +384,31 @@ def best_step(checkpoints: Path) -> int:
 def pretokenize_ahead(
     batches: Batches, rows: Sequence[slice], processes: int
 ) -> AbstractContextManager[None]:
-    """Return a context in which processes tokenize ahead the text that these rows will need."""
-    source = batches.rows.rows if isinstance(batches.rows, TBPTTRows) else batches.rows
+    """Return a context in which background processes tokenize the text of the coming batches.
+
+    It does nothing if no corpus is read.
+    rows: this process's rows of a batch, whose streams are tokenized.
+    processes: number of background processes; 0: none.
+    """
+    if not processes:
+        return nullcontext()
+    source = batches.rows
+    if isinstance(source, TBPTTRows):
+        source = source.rows
     if isinstance(source, DenoiserMixtureRows):
-        source = source.longest_text_rows
-    if isinstance(source, MixtureRows):  # its examples are spread over all streams
+        source = source.longest_text_rows  # all denoisers read the same text
+    if isinstance(source, MixtureRows):
         corpora = [x.source for x in source.examples_by_task.values() if isinstance(x, CorpusExamples)]
-        kind, rows, source = UNPACKED_ROWS, [slice(None)], corpora[0] if corpora else None
+        if not corpora:
+            return nullcontext()
+        source, index_key = corpora[0], UNPACKED_ROWS
+        rows = [slice(None)]  # examples of the corpus come from all streams, whatever the rows
     elif isinstance(source, DenoisingRows | MaskedLMRows):
-        kind = source.row_index_key
+        index_key = source.row_index_key
     else:
-        source = None
-    if source is None or not processes:
         return nullcontext()
     reader = source.reader
-    index_files = {stream: reader.index_file(stream, kind) for stream in reader.streams_of_rows(rows)}
+    index_files = {stream: reader.index_file(stream, index_key) for stream in reader.streams_of_rows(rows)}
     return pretokenize_in_background(reader.sampler, index_files, processes)
 
 

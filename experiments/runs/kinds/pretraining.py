@@ -1,4 +1,4 @@
-"""Pre-training on a corpus, on tasks or on both, its phases, and external checkpoints that replace it.
+"""Pre-training on a corpus, on tasks or on both, its phases, and external checkpoints.
 
 A *row* is one sequence of a batch here; a row of a table is called an experiment. *Content tokens* are the
 targets that come from the text: no sentinels, no EOS, no copies of the inputs. The *unigram loss* is the loss
@@ -94,10 +94,11 @@ class Pretraining(NetworkStage):
 
     @property
     def title(self) -> str:
-        if self.is_start:
+        if self.is_start_pretraining:
             return "start of pre-training"
-        number, is_phase = len(self.settings.pretraining.phases) + 1, not self.is_compared
-        return f"phase {number} of pre-training" if is_phase else "pre-training"
+        number = len(self.settings.pretraining.phases) + 1
+        is_earlier_phase = not self.is_compared  # the last phase is called pre-training
+        return f"phase {number} of pre-training" if is_earlier_phase else "pre-training"
 
     @property
     def training(self) -> PhaseConfig:
@@ -118,7 +119,8 @@ class Pretraining(NetworkStage):
 
     @property
     def branch_steps(self) -> tuple[int, ...]:
-        steps = (branch_step(self.settings, fraction) for fraction in self.settings.tuning.branches)
+        last, fractions = self.settings.pretraining.steps, self.settings.tuning.branches
+        steps = (branch_step(last, fraction) for fraction in fractions)
         return tuple(step for step in steps if step > self.first_step)
 
     @property
@@ -158,7 +160,7 @@ class Pretraining(NetworkStage):
 
     def teacher_params(self, mesh: Mesh) -> dict[str, jax.Array] | None:
         teacher = self.teacher_checkpoint()
-        return None if teacher is None else sharding.named(teacher.restore_body(mesh))
+        return None if teacher is None else sharding.named(teacher.restore_transformer(mesh))
 
     def teacher_checkpoint(self) -> "ExternalCheckpoint | None":
         """Return the checkpoint of the teacher, None without one; SettingError if it is gone."""
@@ -169,9 +171,9 @@ class Pretraining(NetworkStage):
         if teacher is None or not self.settings.distillation.needs_teacher_forward:
             return flops
         lengths, model = inputs.batches[self.name].lengths, teacher.settings.model
-        targets = row_length(model.architecture, lengths)
+        decoder_length = row_length(model.architecture, lengths)
         # The teacher only runs forward, which is a third of a training step's FLOPs.
-        return flops + step_flops(model, self.training.batch_size, lengths.inputs, targets) / 3
+        return flops + step_flops(model, self.training.batch_size, lengths.inputs, decoder_length) / 3
 
     def initial_state(self, steps: Steps) -> Callable[[], State] | None:
         if not self.first_step:
@@ -210,18 +212,18 @@ class Pretraining(NetworkStage):
         evaluate_tasks = super().make_evaluate(inputs, mesh, steps)
         # The data is made at the first evaluation, which may come long after the first step.
         max_batches = -(-NUM_VALIDATION_SEQUENCES // self.training.batch_size)
-        validation = cache(partial(validation_batches, self.settings, inputs, mesh, max_batches))
-        by_denoiser = cache(partial(denoiser_batches, self.settings, inputs, mesh, max_batches))
-        text = cache(partial(held_out_text, self.settings, inputs))
+        make_validation = cache(partial(validation_batches, self.settings, inputs, mesh, max_batches))
+        make_by_denoiser = cache(partial(denoiser_batches, self.settings, inputs, mesh, max_batches))
+        make_text = cache(partial(held_out_text, self.settings, inputs))
 
         def evaluate(state: State) -> dict[str, Any]:
-            batches, unigram_loss = validation()
+            batches, unigram_loss = make_validation()
             values = steps.evaluate(state, batches)
             if unigram_loss is not None:
-                values["reference_loss"] = unigram_loss
-            for name, rows in by_denoiser().items():
-                values[f"{DENOISERS}{name}"] = steps.evaluate(state, rows)["loss"]
-            documents = document_values(state, text(), self.settings, steps, inputs.vocabulary)
+                values["reference_loss"] = unigram_loss  # its name in metrics.jsonl
+            for name, batches_of_denoiser in make_by_denoiser().items():
+                values[f"{DENOISERS}{name}"] = steps.evaluate(state, batches_of_denoiser)["loss"]
+            documents = document_values(state, make_text(), self.settings, steps, inputs.vocabulary)
             return values | documents | evaluate_tasks(state)
 
         return evaluate
@@ -234,7 +236,9 @@ class Pretraining(NetworkStage):
         if self.settings.data.held_out_lengths == (1,):
             return {}
         steps = self.steps(mesh)
-        state, losses = self.initial_state_from_checkpoint(steps), {}
+        # of the last checkpoint, not the best, with the moving average of parameters if one is kept
+        state = self.initial_state_from_checkpoint(steps)
+        losses = {}
         for times in self.settings.data.held_out_lengths:
             batches = held_out_batches(self.settings, inputs, mesh, times, MAX_LENGTH_EVAL_BATCHES)
             losses[str(times)] = steps.evaluate(state, batches)["loss"]
@@ -247,7 +251,10 @@ class Pretraining(NetworkStage):
 
 @dataclass(frozen=True)
 class ExternalCheckpoint(Pretraining):
-    """A checkpoint that was trained elsewhere, as the parent of stages; it is no stage of the run itself."""
+    """A finished model in the folder ``starts``, which this run does not train.
+
+    Stages start from it (``start.model``), or it teaches them (``distillation.teacher``).
+    """
 
     @property
     def training(self) -> PhaseConfig:
@@ -268,7 +275,7 @@ class ExternalCheckpoint(Pretraining):
         reporter: Reporter,
         profile: tuple[int, int] | None = None,
     ) -> None:
-        """Do nothing: it was trained elsewhere."""
+        """Do nothing: it is finished."""
 
     def initial_state_from_checkpoint(self, steps: Steps, step: int | None = None) -> State:
         with self.checkpoints() as checkpoints:
@@ -290,11 +297,11 @@ def teacher_checkpoint(run: Path) -> ExternalCheckpoint:
 # ---- settings
 
 
-def has_start(experiment: Experiment) -> bool:
-    """Return whether the start, a short pre-training that experiments share, precedes pre-training.
+def has_start_pretraining(experiment: Experiment) -> bool:
+    """Return whether the start pre-training, a short one that experiments share, precedes pre-training.
 
-    At the small scales the default objective of the start suits models with a decoder. An encoder has no
-    start, therefore, unless the experiment or the command line chooses a masked LM as its objective.
+    At the small scales its default objective suits models with a decoder. An encoder has no start
+    pre-training, therefore, unless the experiment or the command line chooses a masked LM as its objective.
     """
     start = experiment.start
     if not start.steps or start.model:
@@ -304,19 +311,23 @@ def has_start(experiment: Experiment) -> bool:
 
 # settings of data that say how it is loaded
 LOADER_SETTINGS = ("workers", "corrupt_records", "encoders", "cache_size")
-# settings of data that change no number before fine-tuning -> the baseline's value
+# settings of data that change no result of pre-training -> the baseline's value
 IRRELEVANT_DATA_SETTINGS: Mapping[str, Any] = {
     name: getattr(BASELINE.data, name) for name in (*LOADER_SETTINGS, "held_out_lengths")
 }
 
 
 def pretraining_settings(experiment: Experiment, task: str = "") -> Experiment:
-    """Return ``experiment`` with every setting that pre-training does not depend on reset to the baseline's.
+    """Return the settings that name the folder of a pre-training: ``experiment`` with all others reset.
 
-    task: the mixture to fine-tune on afterwards, which mixing.pretraining="corpus+other-tasks" leaves out.
+    Settings that pre-training does not depend on are those of the baseline. Of ``pretraining`` only
+    ``keep_hours`` is reset: ``log_every`` and ``save_every`` are kept, although they change no parameter.
+
+    task: the downstream task that mixing.pretraining="corpus+other-tasks" leaves out of pre-training; with
+    any other mixing it has no effect.
     """
     mixing, tuning, start = experiment.mixing, experiment.tuning, experiment.start
-    if not has_start(experiment):
+    if not has_start_pretraining(experiment):
         start = replace(BASELINE.start, model=start.model, weights=start.weights)
     relevant = replace(
         BASELINE,
@@ -354,7 +365,7 @@ def pretraining_settings(experiment: Experiment, task: str = "") -> Experiment:
 
 
 def pretraining_spec(experiment: Experiment) -> StepSpec:
-    """Return the training step of a causal or masked language model, of ELECTRA, or of ELMo."""
+    """Return the specification of a training step of a causal or masked LM, of ELECTRA, or of ELMo."""
     model, training = experiment.model, experiment.pretraining
     frozen = experiment.vectors.embedding == "frozen"
     spec = StepSpec(
@@ -392,13 +403,15 @@ def pretraining_batches(
 ) -> Batches[PretrainingRows]:
     """Return the batches of one split of the corpus, with the experiment's objective.
 
-    Sequences are ``times`` as long as the experiment's. ``batch_size`` is the experiment's by default.
     The noise of the validation split is the same whatever the seed.
+
+    times: how many times as long as ``data.inputs_length`` sequences are.
+    batch_size: None is that of the experiment.
     """
     data, size = experiment.data, batch_size or experiment.pretraining.batch_size
     if split == "train":
         streams = training_streams(experiment, inputs)
-        if size % streams.num_streams:
+        if size % streams.num_streams:  # as in planning memory, with batches of one row
             streams = replace(streams, num_streams=1)
     else:
         streams = CorpusSampler(inputs.validation, 1, index_folder=inputs.cache / ROW_INDEX_FOLDER)
@@ -489,9 +502,9 @@ def validation_batches(
 ) -> tuple[list[Batch], float | None]:
     """Return this process's part of the batches evaluated during pre-training, and the unigram loss on them.
 
-    The unigram loss is measured on content tokens [nats per token]. Each batch carries ``frequent_tokens``,
-    the most frequent content tokens. Where there are none, as in copying, the unigram loss is None, and
-    batches do not ask for the loss on content tokens.
+    The unigram loss is measured on content tokens [nats per token]. Batches get ``frequent_tokens``, the most
+    frequent content tokens, so that ``Steps.evaluate`` measures the model's loss on content tokens too. If
+    there are no content tokens, as in copying, the unigram loss is None and ``frequent_tokens`` are not set.
     """
     batches, count = _held_out(experiment, inputs, mesh, 1, max_batches)
     size = batches.batch_size

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from experiments.processes.progress import Reporter
 from experiments.runs import provenance
-from experiments.runs.inputs import EvalSplit, Inputs, first_rows, reads_corpus
+from experiments.runs.inputs import EvalSplit, Inputs, first_rows, run_reads_corpus
 from experiments.runs.paths import START, is_compared, member_name
 from experiments.runs.sources import Sources
 from experiments.runs.status import StageLog, saved_steps
@@ -40,12 +40,13 @@ class Stage(ABC):
 
     The folder holds checkpoints, metrics, predictions on tasks, the vocabulary and the record of everything
     that the stage is trained with. The members of an ensemble have one stage each, all with the same
-    ``ensemble_name``, and their models predict together.
+    ``name_without_member``, and their models predict together.
     """
 
-    ensemble_name: str  # name of the stage without the number of the member
+    name_without_member: str  # its name, without the number of the ensemble member
     member: int | None  # number of the ensemble member; None: there is one model, or all members share it
-    task_names: tuple[str, ...]  # mixtures it is trained on; a head or tagger has exactly one task instead
+    # mixtures that it is trained on, () for the corpus alone; a head or tagger has one labelled task instead
+    task_names: tuple[str, ...]
     settings: Experiment  # with the seed of the ensemble member
     folder: Path
     parent: "Stage | None" = None  # the stage whose model it starts from; None: random parameters
@@ -64,30 +65,40 @@ class Stage(ABC):
 
     @property
     def name(self) -> str:
-        """Return the name with the member, such as ``pretraining``, ``squad`` or ``at-0.5/squad``."""
-        return member_name(self.ensemble_name, self.member)
+        """Return its name, such as ``pretraining``, ``squad`` or ``at-0.5/squad``.
+
+        That of an ensemble member ends in the member's number (``paths.member_name``).
+        """
+        return member_name(self.name_without_member, self.member)
 
     @property
     def is_compared(self) -> bool:
-        """Return whether its scores are used to compare experiments (see ``paths.is_compared``)."""
-        return is_compared(self.ensemble_name)
+        """Return whether experiments are compared by its scores.
+
+        They are by the last phase of pre-training, by fine-tuning after all of pre-training, and by models
+        made of counts; not by skip-gram, the start pre-training, earlier phases or earlier branches.
+        """
+        return is_compared(self.name_without_member)
 
     @property
-    def is_start(self) -> bool:
-        """Return whether it is the start: a short pre-training that experiments share, before their own.
+    def is_start_pretraining(self) -> bool:
+        """Return whether it is the start pre-training (``start.steps``), which is not scored.
 
-        It is not scored.
+        It is short, precedes an experiment's own pre-training, and is shared by experiments.
         """
-        return self.ensemble_name == START
+        return self.name_without_member == START
 
     @property
     def first_step(self) -> int:
-        """Return the step before its first update; steps are counted on from phases before it."""
+        """Return the number of updates before it: the last step of the previous phase, 0 if there is none."""
         return 0
 
     @property
     def num_steps(self) -> int:
-        """Return the number of its updates; ``training.steps`` is the last step."""
+        """Return the number of its updates.
+
+        It is less than ``training.steps``, its last step, if it is a phase after another one.
+        """
         return self.training.steps - self.first_step
 
     @property
@@ -102,12 +113,18 @@ class Stage(ABC):
 
     @property
     def reads_corpus(self) -> bool:
-        """Return whether it is trained on the corpus."""
+        """Return whether the stage itself is trained on the corpus.
+
+        For the run see ``inputs.run_reads_corpus``.
+        """
         return False
 
     @property
     def needs_collocations(self) -> bool:
-        """Return whether it hides the collocations of the training text."""
+        """Return whether its objective masks collocations as a whole (PMI masking).
+
+        They are found in the training text before training.
+        """
         return False
 
     @property
@@ -127,12 +144,12 @@ class Stage(ABC):
 
     @property
     def relevant_settings(self) -> Experiment:
-        """Return its settings, with those that its numbers do not depend on reset to the baseline's."""
+        """Return its settings, with those that its results do not depend on reset to the baseline's."""
         return self.settings
 
     @property
     def lengths(self) -> Lengths:
-        """Return the lengths of its sequences, as the settings give them."""
+        """Return the lengths of its sequences, as the settings give them; ``raw``: before corruption."""
         length = self.settings.tuning.inputs_length
         return Lengths(raw=length, inputs=length, targets=0)
 
@@ -165,13 +182,15 @@ class Stage(ABC):
         return rows
 
     def fingerprints(self, sources: Sources) -> dict[str, str]:
-        """Return ``{"corpus train": fingerprint, ...}``: of the run's corpus and the stage's tasks.
+        """Return the fingerprints of the run's corpus, if it reads one, and of the stage's tasks, by name.
 
-        "documentation" is the digest of the built-in text, "vocabulary train" the corpus of the vocabulary,
-        "corpus is read" the order of reading, and "TASK file" the file of a task.
+        "corpus train" and "corpus validation"; "documentation": the digest of the built-in text, if the
+        corpus contains some of it; "vocabulary train": the corpus on which ``data.vocabulary`` is trained, if
+        it names one; "corpus is read": the version of the reading order; "TASK SPLIT" of each task; "TASK
+        file" of a task from a file.
         """
         found, data = {}, self.settings.data
-        if reads_corpus(self.settings):
+        if run_reads_corpus(self.settings):
             for split in SPLITS:
                 found[f"{CORPUS} {split}"] = sources.corpus_fingerprint(data.corpus, split)
             if digest := sources.documentation_digest(data.corpus):

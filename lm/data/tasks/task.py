@@ -52,14 +52,12 @@ class BaseTask:
     check_rows: Callable[[Sequence[Row]], None] = lambda rows: None
 
     def rows(self, split: str, cache: Path, corrupt: OnCorrupt = "stop") -> Sequence[Row]:
-        """Return the rows of a split: "train", "validation", or the name of a split of the source.
+        """Return the rows of a split: "train", "validation", "report", or the name of a split of the source.
 
         ``corrupt``: whether corrupt records stop the reading; only training may skip them. Raises
         SettingError if the task has no such split.
         """
-        named = {"train": self.train, "validation": self.validation}
-        if self.file:
-            named["report"] = self.report
+        named = {"train": self.train, "validation": self.validation, "report": self.report}
         source_split = named.get(split, split)
         if source_split is None:
             reason = f"is not in [splits] of {self.file}" if self.file else "is not in the study"

@@ -182,7 +182,7 @@ def test_one_stack_of_a_checkpoint_becomes_both_of_an_encoder_decoder(runs, caps
     assert (special.start, special.eos) == due[family]
     assert batch.encoder is not None and batch.decoder.tokens[0, 0] == special.start
     (own,) = stages_of(runs / "starts" / changes["start.model"])
-    params = named(own.restore_body(make_mesh(experiment.mesh)))
+    params = named(own.restore_transformer(make_mesh(experiment.mesh)))
     side = "encoder" if family == "bert" else "decoder"
     name = "blocks.attention.query.kernel"
     expected = named(load(runs / family)[1])[f"{side}.{name}"]
@@ -210,7 +210,7 @@ def test_fewer_layers_than_the_checkpoints_are_some_of_its_own_in_a_start_that_i
     assert overrides_of_start(str(folder), runs, {"model.num_encoder_layers": 3}) == whole
     check_agreement_with_checkpoint(build("bert/base", "tiny", changes), fewer)
     three, two = (
-        named(stage.restore_body(make_mesh(stage.settings.mesh)))
+        named(stage.restore_transformer(make_mesh(stage.settings.mesh)))
         for each in (whole, changes)
         for stage in stages_of(runs / "starts" / each["start.model"])
     )

@@ -8,7 +8,7 @@ import pytest
 from tiny import TINY
 
 from experiments.runs.paths import (
-    ensemble_name,
+    base_name,
     find_cache,
     is_compared,
     is_pretraining,
@@ -113,7 +113,7 @@ def test_a_damaged_record_is_an_error(runs):
 def test_the_name_of_a_stage_tells_its_members_and_whether_runs_are_compared_by_it(
     name, base, pretrains, main
 ):
-    assert (ensemble_name(name), is_pretraining(name), is_compared(name)) == (base, pretrains, main)
+    assert (base_name(name), is_pretraining(name), is_compared(name)) == (base, pretrains, main)
 
 
 def test_settings_are_written_with_a_checksum_each(runs):

@@ -180,7 +180,7 @@ def test_a_causal_encoder_sees_nothing_that_follows_and_reads_both_ways_in_fine_
     tokens = np.arange(20, dtype=np.int32)[None] + 20
     others = np.where(np.arange(20) < 10, tokens, 7)
     for stage, is_causal in ((first, True), (main, False), (tuned, False), (branch, False)):
-        model = stage.restore_body(mesh)
+        model = stage.restore_transformer(mesh)
         before, after = (model.features(Batch(encoder=Side(tokens=x)))[:, :10] for x in (tokens, others))
         assert bool((np.asarray(before) == np.asarray(after)).all()) == is_causal
     assert branch.parent == first and (tuned.parent, branch.parent_step) == (main, 2)
@@ -237,7 +237,7 @@ def test_a_phase_is_the_last_one_of_a_pretraining_that_ends_there(cache, has_sta
     started = {"start__steps": 3, "start__objective": MLM} if has_start else {}
     experiment = encoder(*THREE, **started)
     every = stages(experiment)
-    assert every[0].is_start == has_start
+    assert every[0].is_start_pretraining == has_start
     for index in range(4):
         shorter = stages(phase_settings(experiment, index))
         count = index + 1 + has_start
@@ -379,7 +379,7 @@ def test_an_encoder_decoder_keeps_its_masks():
 def test_an_encoder_has_a_start_if_its_objective_is_of_encoders_and_is_told_otherwise():
     started = encoder(start__steps=3, start__objective=MLM)
     first, main, *_ = stages(started)
-    assert first.is_start and main.parent == first and first.settings.objective == MLM
+    assert first.is_start_pretraining and main.parent == first and first.settings.objective == MLM
     plain = encoder(start__steps=3)  # the scale's start copies, which encoders do not
     assert [stage.folder for stage in stages(plain)] == [stage.folder for stage in stages(encoder())]
 

@@ -16,7 +16,7 @@ def places(name: str, seed: int = 0, **changes) -> set[Path]:
         name, "nano", {"seed": seed} | {path.replace("__", "."): new for path, new in changes.items()}
     )
     trained = stages(experiment, Path("runs/nano") / name / f"seed-{seed}", Path("runs/cache"))
-    return {stage.folder for stage in trained if stage.is_pretraining and not stage.is_start}
+    return {stage.folder for stage in trained if stage.is_pretraining and not stage.is_start_pretraining}
 
 
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name.startswith("t5/10-")])

@@ -10,7 +10,7 @@ from tiny import TINY
 from torn_runs import followed
 
 from experiments.runs.checks import check_branches
-from experiments.runs.paths import ensemble_name
+from experiments.runs.paths import base_name
 from experiments.runs.result import read_result
 from experiments.runs.stages import stages
 from experiments.runs.trained import answering, chosen
@@ -44,7 +44,11 @@ def cache(tmp_path_factory):
 
 def starts(name: str, changes: dict | None = None) -> set[Path]:
     """Folders of the starts of a row."""
-    return {stage.folder for stage in stages(build(name, "nano", START | (changes or {}))) if stage.is_start}
+    return {
+        stage.folder
+        for stage in stages(build(name, "nano", START | (changes or {})))
+        if stage.is_start_pretraining
+    }
 
 
 @pytest.mark.parametrize("table", ["t5/4-", "t5/6-", "t5/9-", "t5/11-", "t5/12-"])
@@ -73,7 +77,7 @@ def test_the_start_and_what_follows_it_depend_on_all_that_shapes_it(changes):
 def test_encoders_and_what_is_not_pretrained_have_no_start_and_lie_where_they_lay(name):
     with_start, without = (stages(build(name, "nano", new)) for new in (START, NO_START))
     assert [stage.folder for stage in with_start] == [stage.folder for stage in without]
-    assert not any(stage.is_start for stage in with_start)
+    assert not any(stage.is_start_pretraining for stage in with_start)
 
 
 def test_members_of_an_ensemble_start_as_single_runs_of_their_seeds_do():
@@ -101,7 +105,7 @@ def test_branches_are_fine_tunings_from_one_pretraining_that_does_not_depend_on_
     ]
     assert all(stage.parent == same for stage in tuned)
     assert [stage.is_compared for stage in tuned] == 2 * [True, False, False]
-    assert ensemble_name("at-0.5/cloze/member-1") == "at-0.5/cloze"
+    assert base_name("at-0.5/cloze/member-1") == "at-0.5/cloze"
 
 
 @pytest.mark.parametrize("row", ["t5/1-baseline/no-pretraining", "t5/12-multi-task/multi-task"])

@@ -108,7 +108,7 @@ def test_a_student_of_a_run_resumes_bit_for_bit_and_its_teacher_stays_as_it_was(
     layers = {"model.num_encoder_layers": 1} if row == ROW else {"model.num_decoder_layers": 1}
     experiment = taught(runs, folder, row, **layers)
     (teacher,) = stages_of(runs / "starts" / experiment.distillation.teacher)
-    before = named(teacher.restore_body(make_mesh(experiment.mesh)))
+    before = named(teacher.restore_transformer(make_mesh(experiment.mesh)))
 
     def arrays(each):
         (stage,) = stages_of(each)
@@ -137,6 +137,6 @@ def test_a_student_of_a_run_resumes_bit_for_bit_and_its_teacher_stays_as_it_was(
     assert again.folder == stage.folder
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
-    after = named(teacher.restore_body(make_mesh(experiment.mesh)))
+    after = named(teacher.restore_transformer(make_mesh(experiment.mesh)))
     for name, value in before.items():
         np.testing.assert_array_equal(after[name], value)

@@ -112,7 +112,7 @@ def test_what_starts_at_random_lies_where_it_lay_whatever_vectors_would_be():
 def test_vectors_come_first_then_the_start_then_pretraining_of_every_member():
     changes = {"vectors.epochs": 1, "start.steps": 3}
     every = stages(build("t5/13-scaling/ensemble", "nano", changes))
-    order = list(dict.fromkeys(stage.ensemble_name for stage in every))
+    order = list(dict.fromkeys(stage.name_without_member for stage in every))
     assert order[:3] == ["vectors", "start", "pretraining"]
     for stage in every:
         assert stage.parent is None or every.index(stage.parent) < every.index(stage)

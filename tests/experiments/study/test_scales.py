@@ -18,7 +18,9 @@ BASELINE = "t5/1-baseline/baseline"
 def tokens_of_text(scale):
     """The tokens of text that the baseline reads in pre-training, without its start."""
     experiment = build(BASELINE, scale)
-    (stage,) = [stage for stage in stages(experiment) if stage.is_pretraining and not stage.is_start]
+    (stage,) = [
+        stage for stage in stages(experiment) if stage.is_pretraining and not stage.is_start_pretraining
+    ]
     return stage.training.steps * stage.training.batch_size * stage.lengths.raw
 
 

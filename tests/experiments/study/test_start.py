@@ -26,7 +26,7 @@ def test_the_start_alone_is_the_very_checkpoint_that_other_rows_go_on_from(scale
     for seed in (0, 1):
         alone, *tuned = stages(build(start.START_ONLY_ROW, scale, {"seed": seed}))
         shared, *_ = stages(build(t5.BASELINE_ROW, scale, {"seed": seed}))
-        assert shared.is_start and not alone.is_start
+        assert shared.is_start_pretraining and not alone.is_start_pretraining
         assert (alone.folder, alone.training.steps) == (shared.folder, shared.training.steps)
         assert alone.relevant_settings == shared.relevant_settings
         assert tuned and all(stage.parent == alone for stage in tuned)
