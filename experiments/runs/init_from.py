@@ -48,6 +48,7 @@ HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", *TOKENI
 DIGITS = 16  # of a digest in the name of a start
 CONFIG = "config.json"
 HUB_NAME = "hub.txt"  # in the folder of a start: its name on the hub, if it is known
+TRAINING = "training.txt"  # in the folder of a start made from a run: how that was trained, a line a stage
 HUB_CACHE = "models--"  # how the hub's cache calls the folder of a model: models--OWNER--NAME
 
 
@@ -111,6 +112,10 @@ def _get_or_import(where: str, runs: Path, option: str) -> Path:
         name = _name_on_hub(where, folder)
         if name and not hub_name(run):
             write(run / HUB_NAME, f"{name}\n")
+        if stage is not None and not (run / TRAINING).exists():
+            from experiments.runs.model_card import training_lines
+
+            write(run / TRAINING, "".join(f"{line}\n" for line in training_lines(folder, stage)))
     return run
 
 
@@ -120,6 +125,19 @@ def hub_name(start: Path) -> str | None:
     if not path.exists():
         return None
     return path.read_text("utf-8").strip() or None
+
+
+def training_of_start(start: Path) -> list[str]:
+    """Return a line for each stage by which the run was trained that a start is a copy of; [] if unknown."""
+    path = start / TRAINING
+    return path.read_text("utf-8").splitlines() if path.exists() else []
+
+
+def _copy_origin(start: Path, made: Path) -> None:
+    """Copy what is known of the origin of a start to another one that was made of its weights."""
+    for name in (HUB_NAME, TRAINING):
+        if (start / name).exists():
+            write(made / name, (start / name).read_text("utf-8"))
 
 
 def _name_on_hub(where: str, folder: Path) -> str | None:
@@ -171,8 +189,7 @@ def _with_fewer_layers(where: str, run: Path, settings: Mapping[str, Any]) -> Pa
         vocabulary = stored_vocabulary(stage.folder, experiment)
         cache, data = run.parent.parent / "cache", {"start": run.name}
         save_run(made, smaller_experiment, vocabulary, _prefixed(smaller_experiment, params), data, cache)
-        if name := hub_name(run):
-            write(made / HUB_NAME, f"{name}\n")
+        _copy_origin(run, made)
     return made
 
 
@@ -208,8 +225,7 @@ def _get_or_adapt(where: str, run: Path, requested: Mapping[str, Any], starts: P
     with tempfile.TemporaryDirectory() as scratch:
         vocabulary = _with_eos(stored_vocabulary(stage.folder, experiment), model, Path(scratch))
         save_run(adapted, replace(experiment, model=model), vocabulary, params, data, cache)
-    if name := hub_name(run):
-        write(adapted / HUB_NAME, f"{name}\n")
+    _copy_origin(run, adapted)
     return adapted
 
 
