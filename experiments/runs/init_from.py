@@ -24,6 +24,7 @@ from experiments.runs.paths import (
     pretrained_of_run,
     save_settings,
 )
+from experiments.runs.start_origin import HUB_NAME, TRAINING, copy_origin, hub_name
 from experiments.runs.vocabulary import FOLDER, UNKNOWN, store_vocabulary, stored_vocabulary
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment, StartConfig
@@ -47,8 +48,6 @@ HUB = "hf:"  # before the name of a checkpoint of the Hugging Face hub
 HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES)
 DIGITS = 16  # of a digest in the name of a start
 CONFIG = "config.json"
-HUB_NAME = "hub.txt"  # in the folder of a start: its name on the hub, if it is known
-TRAINING = "training.txt"  # in the folder of a start made from a run: how that was trained, a line a stage
 HUB_CACHE = "models--"  # how the hub's cache calls the folder of a model: models--OWNER--NAME
 
 
@@ -119,27 +118,6 @@ def _get_or_import(where: str, runs: Path, option: str) -> Path:
     return run
 
 
-def hub_name(start: Path) -> str | None:
-    """Return what the hub calls the checkpoint of a start; None if it did not come from there."""
-    path = start / HUB_NAME
-    if not path.exists():
-        return None
-    return path.read_text("utf-8").strip() or None
-
-
-def training_of_start(start: Path) -> list[str]:
-    """Return a line for each stage by which the run was trained that a start is a copy of; [] if unknown."""
-    path = start / TRAINING
-    return path.read_text("utf-8").splitlines() if path.exists() else []
-
-
-def _copy_origin(start: Path, made: Path) -> None:
-    """Copy what is known of the origin of a start to another one that was made of its weights."""
-    for name in (HUB_NAME, TRAINING):
-        if (start / name).exists():
-            write(made / name, (start / name).read_text("utf-8"))
-
-
 def _name_on_hub(where: str, folder: Path) -> str | None:
     """Return what the hub calls the checkpoint in ``folder``: by ``where``, or by its place in the cache."""
     if where.startswith(HUB):
@@ -189,7 +167,7 @@ def _with_fewer_layers(where: str, run: Path, settings: Mapping[str, Any]) -> Pa
         vocabulary = stored_vocabulary(stage.folder, experiment)
         cache, data = run.parent.parent / "cache", {"start": run.name}
         save_run(made, smaller_experiment, vocabulary, _prefixed(smaller_experiment, params), data, cache)
-        _copy_origin(run, made)
+        copy_origin(run, made)
     return made
 
 
@@ -225,7 +203,7 @@ def _get_or_adapt(where: str, run: Path, requested: Mapping[str, Any], starts: P
     with tempfile.TemporaryDirectory() as scratch:
         vocabulary = _with_eos(stored_vocabulary(stage.folder, experiment), model, Path(scratch))
         save_run(adapted, replace(experiment, model=model), vocabulary, params, data, cache)
-    _copy_origin(run, adapted)
+    copy_origin(run, adapted)
     return adapted
 
 

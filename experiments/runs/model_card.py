@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from experiments.runs.checks import exported_model
-from experiments.runs.init_from import hub_name, training_of_start
 from experiments.runs.kinds.head import HeadFinetuning, head_config
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.pretraining import ExternalCheckpoint
 from experiments.runs.kinds.stage import LabelledStage, Stage
 from experiments.runs.paths import find_cache, start_folder
 from experiments.runs.result import read_result
+from experiments.runs.start_origin import hub_name, training_of_start
 from experiments.study.experiment import Experiment
 from lm.config.training import Weights
 from lm.convert import SENTENCE_TRANSFORMER

@@ -14,12 +14,13 @@ from tiny import TINY
 
 from experiments.cli.convert import export_checkpoint
 from experiments.runs import provenance
-from experiments.runs.init_from import HUB_NAME, hub_name, overrides_of_start
+from experiments.runs.init_from import overrides_of_start
 from experiments.runs.model_card import model_card
 from experiments.runs.paths import save_settings, start_folder
 from experiments.runs.result import fingerprint
 from experiments.runs.run import Run
 from experiments.runs.stages import stages_of
+from experiments.runs.start_origin import HUB_NAME, hub_name
 from experiments.runs.vocabulary import store_vocabulary
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
