@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from itertools import pairwise, takewhile
 from textwrap import TextWrapper, dedent
@@ -50,7 +50,8 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
     )
     token = HELP_DEFAULTS.set(defaults)
     try:
-        understood: Any = _understood_or_hints(words, understand, name)
+        with _empty_lines_without_breaks():
+            understood: Any = _understood_or_hints(words, understand, name)
     finally:
         HELP_DEFAULTS.reset(token)
     if inspect.isclass(function):  # a picture, whose fields are its options
@@ -159,6 +160,23 @@ def wrapped(text: str) -> str:
         paragraph if paragraph.startswith(" ") else prose.fill(paragraph) for paragraph in text.split("\n\n")
     ]
     return f"\n{BREAK}\n".join(paragraphs)
+
+
+@contextmanager
+def _empty_lines_without_breaks() -> Iterator[None]:
+    """Print what is printed inside without BREAK, so that other programs read empty lines.
+
+    On a terminal nothing is changed: there it cannot be seen, and tyro colours only what it prints itself.
+    """
+    if sys.stdout.isatty():
+        yield
+        return
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    finally:
+        print(re.sub(f" *{BREAK} *", "", printed.getvalue()), end="")
 
 
 def takes_settings(function: Callable[..., Any]) -> bool:

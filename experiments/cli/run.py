@@ -18,10 +18,13 @@ from experiments.cli.settings import (
     given_changes,
 )
 from experiments.cli.train import train_row
-from experiments.console import RUNS
+from experiments.console import RUNS, print_line
 from experiments.processes.progress import NO_TOOLS, Tools
+from experiments.study.changes import Overrides
+from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from experiments.study.scales import DEFAULT_SCALE
+from lm.data.tasks.names import task_name
 
 
 def run(
@@ -59,9 +62,19 @@ def run(
     check_name(runs, name)
     options = Options(scale, runs, allow, start, tools)
     experiment = build(row, scale, changes)
+    if line := heads_kept(experiment, changes):
+        print_line(line)
     if dry_run:
         from experiments.cli.dry_run import print_dry_run
 
         print_dry_run([row_run(row, experiment, options)], options, jobs=1)
     else:
         train_row(row, experiment, options, check, name)
+
+
+def heads_kept(experiment: Experiment, changes: Overrides) -> str:
+    """Return a line that names the row's heads where mixtures are given and heads are not; "" without any."""
+    if not experiment.tuning.heads or not changes.get("tuning.mixtures") or "tuning.heads" in changes:
+        return ""
+    names = ", ".join(map(task_name, experiment.tuning.heads))
+    return f"also fine-tunes the heads of the row: {names}; --tuning.heads without a value leaves them out"

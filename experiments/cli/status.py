@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.cli.run_names import names_of
 from experiments.console import MISSING, RUNS, print_line, show_listing
+from experiments.processes.exit_codes import AGAIN, EXIT_CODES
 from experiments.processes.progress import duration
 from experiments.runs.paths import SETTINGS
 from experiments.study.names import RESERVED_SCALES, RESERVED_TABLES
@@ -26,6 +27,13 @@ if TYPE_CHECKING:  # with jax, which takes a second
 NO_RUNS = {*RESERVED_SCALES, *RESERVED_TABLES}  # folders beside those of runs
 SILENT = 1_800.0  # a run on another host that has written nothing for so long has stopped [seconds]
 HEADS = ("run", "state", "stage", "steps", "loss", "last record", "time of steps left")
+# How the status of a stage begins that a signal ended, wherever it was: the same command resumes.
+STOPPED = (
+    "Interrupted",
+    "KeyboardInterrupt",
+    f"SystemExit: {AGAIN}",
+    f"SystemExit: {EXIT_CODES['interrupted']}",
+)
 LINE = 65_536  # bytes from the end of metrics.jsonl that hold its last record
 
 
@@ -158,7 +166,7 @@ def state_of(stage: "Stage", seen: float) -> str:
     life = parse_with_checksum(path.read_bytes(), path)
     status = str(life.get("status"))
     if status not in ("running", "finished"):
-        return "stopped" if status.startswith(("Interrupted", "KeyboardInterrupt")) else f"failed ({status})"
+        return "stopped" if status.startswith(STOPPED) else f"failed ({status})"
     if life.get("host") == platform.node() and isinstance(life.get("pid"), int):
         return "running" if is_alive(life["pid"], life.get("process_start")) else "stopped"
     return "running" if time.time() - seen < SILENT else "stopped"

@@ -24,6 +24,7 @@ from experiments.runs.paths import (
     pretrained_of_run,
     save_settings,
 )
+from experiments.runs.start_origin import HUB_NAME, TRAINING, copy_origin, hub_name
 from experiments.runs.vocabulary import FOLDER, UNKNOWN, store_vocabulary, stored_vocabulary
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment, StartConfig
@@ -47,7 +48,6 @@ HUB = "hf:"  # before the name of a checkpoint of the Hugging Face hub
 HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES)
 DIGITS = 16  # of a digest in the name of a start
 CONFIG = "config.json"
-HUB_NAME = "hub.txt"  # in the folder of a start: its name on the hub, if it is known
 HUB_CACHE = "models--"  # how the hub's cache calls the folder of a model: models--OWNER--NAME
 
 
@@ -111,15 +111,11 @@ def _get_or_import(where: str, runs: Path, option: str) -> Path:
         name = _name_on_hub(where, folder)
         if name and not hub_name(run):
             write(run / HUB_NAME, f"{name}\n")
+        if stage is not None and not (run / TRAINING).exists():
+            from experiments.runs.model_card import training_lines
+
+            write(run / TRAINING, "".join(f"{line}\n" for line in training_lines(folder, stage)))
     return run
-
-
-def hub_name(start: Path) -> str | None:
-    """Return what the hub calls the checkpoint of a start; None if it did not come from there."""
-    path = start / HUB_NAME
-    if not path.exists():
-        return None
-    return path.read_text("utf-8").strip() or None
 
 
 def _name_on_hub(where: str, folder: Path) -> str | None:
@@ -171,8 +167,7 @@ def _with_fewer_layers(where: str, run: Path, settings: Mapping[str, Any]) -> Pa
         vocabulary = stored_vocabulary(stage.folder, experiment)
         cache, data = run.parent.parent / "cache", {"start": run.name}
         save_run(made, smaller_experiment, vocabulary, _prefixed(smaller_experiment, params), data, cache)
-        if name := hub_name(run):
-            write(made / HUB_NAME, f"{name}\n")
+        copy_origin(run, made)
     return made
 
 
@@ -208,8 +203,7 @@ def _get_or_adapt(where: str, run: Path, requested: Mapping[str, Any], starts: P
     with tempfile.TemporaryDirectory() as scratch:
         vocabulary = _with_eos(stored_vocabulary(stage.folder, experiment), model, Path(scratch))
         save_run(adapted, replace(experiment, model=model), vocabulary, params, data, cache)
-    if name := hub_name(run):
-        write(adapted / HUB_NAME, f"{name}\n")
+    copy_origin(run, adapted)
     return adapted
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from experiments.runs.checks import exported_model
-from experiments.runs.init_from import hub_name
 from experiments.runs.kinds.head import HeadFinetuning, head_config
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.pretraining import ExternalCheckpoint
 from experiments.runs.kinds.stage import LabelledStage, Stage
 from experiments.runs.paths import find_cache, start_folder
 from experiments.runs.result import read_result
+from experiments.runs.start_origin import hub_name, training_of_start
 from experiments.study.experiment import Experiment
 from lm.config.training import Weights
 from lm.convert import SENTENCE_TRANSFORMER
@@ -116,7 +116,7 @@ def model_card(
         f"# {_title(stage, hf_config)}",
         " ".join(_description(stage, hf_config, class_name, has_head)),
         "## Training",
-        "\n".join(f"- {line}" for line in _training(stage, base)),
+        "\n".join(f"- {line}" for line in training_lines(run, stage)),
         "## Scores",
         _scores(run, stage, weights, has_head),
         "## Use",
@@ -181,22 +181,25 @@ def _answer(stage: LabelledStage, class_name: str, hf_config: Mapping[str, Any])
     return f"The head gives {what}."
 
 
-def _training(stage: NetworkStage, base: str | None) -> list[str]:
-    """Return a line for each stage of training, the first one first."""
-    lines: list[str] = []
+def training_lines(run: Path, stage: NetworkStage) -> list[str]:
+    """Return a line for each stage of training in order, also those of a run that it started from."""
+    base, lines = _base_model(run, stage), list[str]()
     current: Stage | None = stage
     while current is not None:
-        if isinstance(current, NetworkStage):
-            lines.insert(0, _stage_line(current, base))
+        if isinstance(current, ExternalCheckpoint):
+            name = current.settings.start.model
+            before = training_of_start(start_folder(name, find_cache(run)))
+            line = f"Start: the checkpoint `{base or name}`"
+            lines = [*before, line + (", trained as the lines above say" if before else ""), *lines]
+        elif isinstance(current, NetworkStage):
+            lines.insert(0, _stage_line(current))
         current = current.parent
     return lines
 
 
-def _stage_line(stage: NetworkStage, base: str | None) -> str:
-    """Return what a stage was trained on, for how long, and what it began with."""
+def _stage_line(stage: NetworkStage) -> str:
+    """Return what a stage was trained on and for how long."""
     settings = stage.settings
-    if isinstance(stage, ExternalCheckpoint):
-        return f"Start: the checkpoint `{base or settings.start.model}`"
     if settings.model.published and not settings.start.model and stage.is_pretraining:
         return "A published checkpoint, as it was imported"
     training = stage.training

@@ -165,10 +165,8 @@ def find_buildable(pattern: str) -> list[Row]:
 
 def needs_text(row: Row) -> str:
     """Return why a row with ``needs`` cannot be built."""
-    return (
-        f"row {row.name!r} cannot be built: it needs {' and '.join(row.needs)}, which this code lacks; its "
-        "published scores are listed and reported"
-    )
+    text = f"row {row.name!r} cannot be built: it needs {' and '.join(row.needs)}, which this code lacks"
+    return text + ("; its published scores are listed and reported" if row.published else "")
 
 
 def find_one(name: str) -> Row:

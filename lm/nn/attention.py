@@ -211,12 +211,13 @@ class Attention(Projections, TokenMixer):
             factors = dropout_factors(dropout_mask, self.config.dropout)
             options = options._replace(dropout_factors=factors)
         query = self._queries(self, x, inputs)
-        out = attend(self.config, query, kv, inputs.mask, self._bias(query, kv.key, inputs), options)
+        out = attend(self.config, query, kv, inputs.mask, self.score_bias(query, kv.key, inputs), options)
         if self._has_global_projections(inputs):
             # Both outputs are computed at all positions, and one of them is selected: shapes stay static.
             query = self._queries(self.globals, x, inputs)
             kv = self.globals.key_value(x, inputs.rotary_positions)
-            global_out = attend(self.config, query, kv, inputs.global_mask, inputs.bias, options)
+            bias = self.score_bias(query, kv.key, inputs)
+            global_out = attend(self.config, query, kv, inputs.global_mask, bias, options)
             out = jnp.where(inputs.global_tokens[:, :, None, None], global_out, out)
         return checkpoint_name(self.combine(x, out), "out_proj")
 
@@ -232,17 +233,38 @@ class Attention(Projections, TokenMixer):
             return self.branches(head_outputs, self.out)
         return self.out(head_outputs.reshape(*x.shape[:-1], -1))
 
+    def score_bias(
+        self, query: Float[Array, "B T N _"], key: Float[Array, "B S K _"], inputs: AttentionInputs
+    ) -> AnyBias:
+        """Return what is added to the scores of these queries and keys: float32 [B|1,N|1,T|1,S|1] or None.
+
+        It is the stack's position bias, or made of queries, of keys and of vectors of their relative
+        positions. Queries and keys are normalised and rotated; scores are scaled and capped before the sum.
+        In decoding S is the length of the cache, and a mask hides what is not written yet. A stack's bias may
+        be an object that kernels evaluate: ``materialize_bias`` returns the array to which a subclass adds.
+        """
+        scale = attention_scale(self.config)
+        if inputs.relative_embeddings is not None:
+            key = repeat_heads(key, query.shape[2])
+            if self.sinusoids is not None:
+                return scale * self.sinusoids(query, key, inputs.relative_embeddings, inputs.token_types)
+            return scale * disentangled_bias(query, key, *self._position_vectors(inputs.relative_embeddings))
+        if self.relative_keys is None or inputs.buckets is None:
+            return inputs.bias
+        return relative_key_bias(query * scale, self.relative_keys[...].astype(query.dtype), inputs.buckets)
+
     def weights(
         self, x: Float[Array, "B T D"], kv: KeyValue, inputs: AttentionInputs
     ) -> Float32[Array, "B N T S"]:
         """Return the attention weights from x [B,T,D] to each key, float32 [B,N,T,S]."""
         query = self._queries(self, x, inputs)
-        local = self._weights(query, kv, inputs.mask, self._bias(query, kv.key, inputs))
+        local = self._weights(query, kv, inputs.mask, self.score_bias(query, kv.key, inputs))
         if not self._has_global_projections(inputs):
             return local
         query = self._queries(self.globals, x, inputs)
         kv = self.globals.key_value(x, inputs.rotary_positions)
-        global_weights = self._weights(query, kv, inputs.global_mask, inputs.bias)
+        bias = self.score_bias(query, kv.key, inputs)
+        global_weights = self._weights(query, kv, inputs.global_mask, bias)
         return jnp.where(inputs.global_tokens[:, None, :, None], global_weights, local)
 
     @property
@@ -331,21 +353,6 @@ class Attention(Projections, TokenMixer):
         if self.sinusoids is None:
             return 0
         return self.sinusoids.flops(length) - matmul_flops(self.sinusoids, length)
-
-    def _bias(self, query: Array, key: Array, inputs: AttentionInputs) -> AnyBias:
-        """Return the bias of the scores of queries [B,T,N,H] and keys [B,S,K,H].
-
-        It is the stack's, or made of queries, of keys and of vectors of their relative positions.
-        """
-        scale = attention_scale(self.config)
-        if inputs.relative_embeddings is not None:
-            key = repeat_heads(key, query.shape[2])
-            if self.sinusoids is not None:
-                return scale * self.sinusoids(query, key, inputs.relative_embeddings, inputs.token_types)
-            return scale * disentangled_bias(query, key, *self._position_vectors(inputs.relative_embeddings))
-        if self.relative_keys is None or inputs.buckets is None:
-            return inputs.bias
-        return relative_key_bias(query * scale, self.relative_keys[...].astype(query.dtype), inputs.buckets)
 
     def _position_vectors(self, embeddings: Array) -> tuple[Array | None, Array | None]:
         """Return the keys and queries [R,N,H] of relative positions with embeddings [R,D]; None if unused."""

@@ -16,7 +16,7 @@ from lm.nn.cache import KeyValue
 from lm.ops.attention import AttentionOptions, repeat_heads
 from lm.ops.kernels import cudnn, xla
 from lm.ops.masks import CAUSAL, AnyMask, AttentionMask
-from lm.ops.positions import AnyBias
+from lm.ops.positions import AnyBias, PositionBias
 from lm.sharding import ACTIVATION_AXES, mesh_axes
 
 MAX_XLA_LENGTH = 1_024  # longest row for which storing the logits is faster than a tiled kernel [tokens]
@@ -71,9 +71,9 @@ def choose_implementation(
     """Return the implementation, by name, for attention of ``length`` queries to ``key_length`` keys here.
 
     "xla" and "cudnn" take masks as arrays or not, "xla" biases too; "flash" takes neither as an array,
-    "short-rows" only the bias. A single query always goes to "xla", and a mask that is an array does unless
-    "cudnn" is asked for. SettingError if ``model.attention.implementation`` names one that lacks an option in
-    use.
+    "short-rows" only a bias [1,N,T,S] that all rows share. A single query always goes to "xla", and a mask
+    that is an array does unless "cudnn" is asked for. SettingError if ``model.attention.implementation``
+    names one that lacks an option in use.
     """
     asked = config.attention.implementation
     if asked != "auto" and (lacking := options.in_use - IMPLEMENTATIONS[asked].options):
@@ -101,15 +101,17 @@ def _candidates(config: ModelConfig, length: int, key_length: int, mask: AnyMask
     has_random_blocks = isinstance(mask, AttentionMask) and mask.spec.random_blocks is not None
     if length == 1 or isinstance(mask, Array) or has_random_blocks:
         return ["xla"]
-    has_bias_by_row = isinstance(bias, Array) and len(bias) > 1
+    stored = None if isinstance(bias, PositionBias) else bias
+    # The kernel "short-rows" reads a bias by blocks of heads, which one that broadcasts does not have.
+    whole_shape = (1, config.attention.num_heads, length, key_length)
     can_use_short_rows = (
         platform == "tpu"
-        and not has_bias_by_row
+        and (stored is None or stored.shape == whole_shape)
         and not _is_length_sharded()
         and fits_short_rows(config, length * key_length)
     )
     candidates = ["short-rows"] if asked == "auto" and can_use_short_rows else []
-    if isinstance(bias, Array):
+    if stored is not None:
         return [*candidates, "xla"]
     if asked != "auto":
         return [asked]

@@ -100,7 +100,9 @@ class Synthesizer(Attention):
         is_cached = inputs.cache_index is not None
         key_positions = jnp.arange(kv.value.shape[1])[None] if is_cached else positions
         logits = _at_key_positions(self._by_position(query, positions), key_positions)
-        bias = materialize_bias(inputs.bias, x.shape[1], kv.value.shape[1])
+        no_features = jnp.zeros((*x.shape[:2], self.num_heads, 0), x.dtype)
+        bias = self.score_bias(no_features if query is None else query, kv.key, inputs)
+        bias = materialize_bias(bias, x.shape[1], kv.value.shape[1])
         cap = self.options.logit_cap
         if not self.has_products:
             return attention_logits(logits, bias, logit_cap=cap)

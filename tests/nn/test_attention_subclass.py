@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -11,14 +12,20 @@ from experiments.plan import estimate
 from lm.batch import Batch, Side
 from lm.config.attention import SparsityConfig
 from lm.config.base import SettingError, changes, unused_settings
+from lm.config.decoding import Decoding
 from lm.config.layers import WITH_LOGITS, AttentionConfig, MixerConfig, MlpConfig
 from lm.config.model import LoraConfig, ModelConfig
+from lm.evaluate.generate import decode
 from lm.nn.attention import Attention
-from lm.nn.layers import Linear
+from lm.nn.layers import Linear, normal, param
 from lm.nn.mixers import MIXERS
 from lm.nn.presets import PRESETS
+from lm.nn.synthesizer import Synthesizer
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths
+from lm.ops.attention import repeat_heads
+from lm.ops.kernels import short_rows
+from lm.ops.positions import materialize_bias
 from lm.sharding import named
 from lm.train.flops import cache_bytes, costs, step_flops
 
@@ -52,15 +59,60 @@ class Wider(Attention):
         self.more = Linear(rngs, (width, width), ("embed", "mlp"), std=width**-0.5, use_bias=False)
 
 
+class SalientKeys(Attention):
+    """With a term u . k in its scores, for a vector u of each head."""
+
+    def __init__(self, config, rngs, bidirectional):
+        super().__init__(config, rngs, bidirectional)
+        self.salience = param(
+            normal(rngs, (config.attention.num_heads, config.attention.d_kv), 1.0), "heads", "kv"
+        )
+
+    def score_bias(self, query, key, inputs):
+        bias = materialize_bias(super().score_bias(query, key, inputs), query.shape[1], key.shape[1])
+        vectors = self.options.scale * self.salience[...]
+        term = jnp.einsum("bsnh,nh->bns", repeat_heads(key, query.shape[2]), vectors)[:, :, None]
+        return term if bias is None else bias + term
+
+
+class SalientQueries(SalientKeys):
+    """The same scores from queries to which the vectors are added."""
+
+    def _queries(self, projections, x, inputs):
+        return super()._queries(projections, x, inputs) + self.salience[...][None, None]
+
+    def score_bias(self, query, key, inputs):
+        return Attention.score_bias(self, query, key, inputs)
+
+
+class KeyDistance(Attention):
+    """With one term for all rows and heads, which broadcasts: -0.5 for each key that is further back."""
+
+    def score_bias(self, query, key, inputs):
+        relative = jnp.arange(key.shape[1])[None, None] - inputs.positions[:1, :, None]
+        term = 0.5 * relative[:, None]
+        bias = super().score_bias(query, key, inputs)
+        return term if bias is None else term + materialize_bias(bias, query.shape[1], key.shape[1])
+
+
+ADDED = {
+    "own": Own,
+    "wider": Wider,
+    "salient-keys": SalientKeys,
+    "salient-queries": SalientQueries,
+    "key-distance": KeyDistance,
+}
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    for name, make in {"own": Own, "wider": Wider}.items():
+    for name, make in ADDED.items():
         monkeypatch.setitem(MIXERS, name, make)
 
 
 def test_classes_and_settings_agree_on_which_mixers_have_scores():
     said = {name for name, make in MIXERS.items() if getattr(make, "has_attention_logits", False)}
-    assert said - {"own", "wider"} == set(WITH_LOGITS)
+    assert said - ADDED.keys() == set(WITH_LOGITS)
     monkey = with_mixer(TINY, "own")
     assert monkey.has_attention_logits and with_mixer(TINY, "wider").has_attention_logits
 
@@ -99,6 +151,84 @@ def test_a_subclass_takes_what_attention_takes_and_computes_and_costs_the_same(n
     np.testing.assert_array_equal(models[0](batch), models[1](batch))
     assert step_flops(own, 2, 6, 6) == step_flops(config, 2, 6, 6)
     assert costs(own, 6) == costs(config, 6)
+
+
+def loss_and_gradients(config, batch):
+    """A loss of the logits, and its gradients."""
+    model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
+    return nnx.value_and_grad(lambda m: jnp.square(m(batch)).mean())(model)
+
+
+def tokens_of(config, rows=2, length=8):
+    tokens = np.random.default_rng(0).integers(3, 40, (rows, length))
+    side = Side(tokens=tokens, causal_attention=np.ones((rows, length), np.int32))
+    return Batch(encoder=side if config.has_encoder else None, decoder=side if config.has_decoder else None)
+
+
+@pytest.mark.parametrize(
+    ("platform", "new"),
+    [
+        ("tpu", {"positions.kind": "relative"}),
+        ("gpu", {"positions.kind": "alibi", "attention.implementation": "flash"}),
+        ("tpu", {"positions.kind": "rotary", "attention.num_key_value_heads": 1}),
+        ("cpu", {"positions.kind": "relative-per-layer"}),
+        (
+            "cpu",
+            {
+                "architecture": "encoder",
+                "sparsity": SparsityConfig(1, global_tokens=1, projections="separate"),
+            },
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ", ".join(map(str, value.values()))[:40],
+)
+def test_a_term_of_scores_is_trained_as_that_of_queries_by_each_implementation(monkeypatch, platform, new):
+    base = {"attention.scores": "scaled-dot", "num_decoder_layers": 1, "num_encoder_layers": 1}
+    config = changes(TINY, base | new)
+    batch = tokens_of(config)
+    auto = changes(config, {"attention.implementation": "auto"})
+    expected = loss_and_gradients(with_mixer(auto, "salient-queries"), batch)
+    monkeypatch.setattr("lm.nn.attention_dispatch._platform", lambda: platform)
+    monkeypatch.setattr(short_rows, "LANES", 16)
+    found = loss_and_gradients(with_mixer(config, "salient-keys"), batch)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("positions", ["relative", "rotary"])
+def test_a_term_of_scores_is_the_same_in_decoding_with_a_cache(positions):
+    config = with_mixer(changes(TINY, {"positions.kind": positions}), "salient-keys")
+    model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
+    prompt = tokens_of(config, length=3)
+    written = decode(model, prompt, Decoding(4), record=lambda logits: logits)
+    both = np.concatenate([prompt.decoder.tokens, written.tokens], 1)
+    logits = model(Batch(decoder=Side(tokens=both)))
+    for row, count in enumerate(written.lengths):
+        np.testing.assert_allclose(logits[row, 2 : 2 + count], written.record[row, :count], atol=1e-5)
+
+
+def test_a_term_that_all_rows_and_heads_share_is_the_same_by_each_implementation(monkeypatch):
+    config = with_mixer(changes(TINY, {"positions.kind": "learned"}), "key-distance")
+    model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
+    batch = tokens_of(config)
+    expected = model(batch)
+    monkeypatch.setattr("lm.nn.attention_dispatch._platform", lambda: "tpu")
+    monkeypatch.setattr(short_rows, "LANES", 16)
+    np.testing.assert_allclose(model(batch), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("logits", ["dense", "random"])
+def test_a_term_of_scores_reaches_a_synthesizer(monkeypatch, logits):
+    class Own(KeyDistance, Synthesizer):
+        """A synthesizer with that term."""
+
+    new = {"positions.kind": "learned", "mixer.kind": "synthesizer", "mixer.products": "none"}
+    config = changes(TINY, new | {"mixer.logits": logits})
+    batch, given = tokens_of(config), []
+    for make in (Synthesizer, Own):
+        monkeypatch.setitem(MIXERS, "synthesizer", make)
+        given.append(Transformer(config, nnx.Rngs(params=jax.random.key(0)))(batch))
+    assert not np.allclose(*given, atol=1e-3)
 
 
 def test_a_plan_of_ones_own_attention_is_that_of_attention():

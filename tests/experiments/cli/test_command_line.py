@@ -6,6 +6,7 @@ import platform
 import re
 import shlex
 import subprocess
+import unicodedata
 from inspect import signature
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from experiments import __main__ as cli
 from experiments.__main__ import dispatch
 from experiments.cli import COMMANDS
 from experiments.cli.app import description, examples, function_of, parse
+from experiments.cli.run import heads_kept
 from experiments.cli.run_options import Options
 from experiments.cli.settings import CHANGED_OFTEN, given_changes, grid_points, parse_settings, read_config
 from experiments.cli.sweep import sweep_argv
@@ -595,6 +597,27 @@ def test_the_name_of_a_runs_folder_needs_no_quoting_in_a_shell():
     assert ",model.mlp.d_ff=200," in folder.parent.name and ",tuning.branches=0.5:1.0," in folder.parent.name
     others = [run_folder(Path("runs"), "nano", ROW, 0, {"data.corpus": f"text:a{sign}b"}) for sign in " +*("]
     assert len(set(others)) == len(others)
+
+
+def test_a_run_given_mixtures_alone_names_the_heads_that_it_also_tunes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    heads = build("gpt/base", "nano").tuning.heads
+    assert heads
+    words = ["run", "gpt/base", "--dry-run", "--tuning.mixtures", "documentation-reading"]
+    said = []
+    for more in ([], ["--tuning.heads"], ["--tuning.heads", heads[0]]):
+        assert dispatch([*words, *more]) == 0
+        said.append("also fine-tunes the heads of the row" in capsys.readouterr().out)
+    assert said == [True, False, False]
+    assert heads_kept(build("gpt/base", "nano"), {}) == ""
+
+
+@pytest.mark.parametrize("name", ["power", "generate"])
+def test_help_that_another_program_reads_has_empty_lines_and_no_invisible_characters(name, capsys):
+    assert dispatch([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert not [char for char in text if unicodedata.category(char) == "Cf"]
+    assert "\n\n" in text
 
 
 def test_help_fits_the_terminal_and_its_commands_can_be_copied(monkeypatch, capsys):

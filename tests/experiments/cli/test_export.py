@@ -14,11 +14,13 @@ from tiny import TINY
 
 from experiments.cli.convert import export_checkpoint
 from experiments.runs import provenance
-from experiments.runs.init_from import HUB_NAME, hub_name, overrides_of_start
+from experiments.runs.init_from import overrides_of_start
+from experiments.runs.model_card import model_card
 from experiments.runs.paths import save_settings, start_folder
 from experiments.runs.result import fingerprint
 from experiments.runs.run import Run
 from experiments.runs.stages import stages_of
+from experiments.runs.start_origin import HUB_NAME, hub_name
 from experiments.runs.vocabulary import store_vocabulary
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
@@ -181,6 +183,22 @@ def test_a_card_has_what_the_hub_reads_and_the_scores_of_the_run(runs, tmp_path)
     assert len(code.splitlines()) == 4 and 'SentenceTransformer("FOLDER")' in code
     assert "2 steps" in text and "Start: the checkpoint `owner/name`" in text
     assert str(ROOT) not in card and str(runs) not in card
+
+
+def test_a_card_says_how_the_run_was_trained_that_training_began_with(runs):
+    source = tuned_run(runs, "bert", pool="mean")
+    heads = {"tuning.mixtures": (), "tuning.heads": ("follows",), "tuning.pool": "mean"}
+    for more in ({}, {"model.num_encoder_layers": 1}):
+        start = overrides_of_start(str(source), runs, more)
+        folder = runs / "tiny" / f"again-{len(more)}" / "seed-0"
+        save_settings(folder, build("bert/base", "tiny", start | heads), runs / "cache")
+        (stage,) = stages_of(folder)
+        card = model_card(folder, stage, {"model_type": "bert"}, "BertModel", "scored", False)
+        lines = re.findall("(?m)^- (.*)$", card.partition("## Training")[2].partition("## Scores")[0])
+        first = stages_of(source)[0].settings.start.model
+        assert [line.partition(":")[0] for line in lines] == ["Start", "Fine-tuning on `follows`"] * 2
+        assert lines[0] == f"Start: the checkpoint `{first}`"
+        assert lines[2].endswith(f"`{start['start.model']}`, trained as the lines above say")
 
 
 def test_the_name_on_the_hub_is_kept_of_a_checkpoint_in_its_cache(runs, tmp_path):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from experiments.cli.status import find_progress, status
-from experiments.runs.paths import save_settings
+from experiments.runs.paths import load_settings, save_settings
 from experiments.runs.stages import stages
 from experiments.study.registry import build
 from lm.config.base import SettingError
@@ -61,6 +61,18 @@ def test_a_run_has_the_state_of_its_process_its_steps_and_the_time_that_is_left(
     assert (first.run, first.stage) == (f"nano/{ROW}/seed-0", "pretraining")
     assert (first.step, first.steps, first.loss) == (300, 800, 3.5)
     assert first.left == pytest.approx(250)  # 500 steps, at the speed of the last stage that was trained
+
+
+@pytest.mark.parametrize("name", ["pretraining", "documentation-reading"])
+def test_a_run_that_a_signal_ended_has_stopped_in_any_stage(tmp_path, name):
+    for seed, ending in enumerate(("SystemExit: 42", "SystemExit: 1", "Interrupted: step 3 is saved")):
+        folder = begin(tmp_path, seed, 100)
+        every = stages(load_settings(folder), folder, tmp_path / "cache")
+        (stage,) = (stage for stage in every if stage.name == name)
+        stage.folder.mkdir(parents=True, exist_ok=True)
+        (stage.folder / "run.json").write_text(json_with_checksum({"status": ending}))
+    found = [each.state for each in find_progress(tmp_path).runs]
+    assert found == ["stopped", "failed (SystemExit: 1)", "stopped"]
 
 
 @pytest.mark.skipif(process_start(os.getpid()) is None, reason="there is no /proc")

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from commands import accepted
 from flax import nnx
@@ -22,6 +24,7 @@ from experiments.runs.result import write_result
 from experiments.study import plugins, registry
 from experiments.study.plugins import STUDY, load_study, location_in_study, pop_study_option
 from experiments.study.registry import build, find
+from lm.batch import Batch, Side
 from lm.config import base
 from lm.config.base import SettingError, from_json, set_choices, to_json
 from lm.config.layers import MlpConfig
@@ -30,8 +33,10 @@ from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task_files import TEXT_METRICS
 from lm.nn.layers import ACTIVATIONS
 from lm.nn.mlp import MLP
+from lm.nn.transformer import Transformer
 from lm.objectives.corruption import NOISES
 from lm.objectives.denoising import OBJECTIVES, Objective
+from lm.sharding import named
 from lm.train.losses import TOKEN_LOSSES
 
 GUIDE = (ROOT / "docs/extending.md").read_text("utf-8")
@@ -93,7 +98,7 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     builtin = dict(registry.REGISTRY)
     loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
     added = [name for name in registry.REGISTRY if name not in builtin]
-    assert len(added) == 28
+    assert len(added) == 29
     with pytest.raises(
         SettingError, match=r"'devlin/5-tasks/ltr\+bilstm' cannot be built: it needs a bi-LSTM"
     ):
@@ -109,6 +114,11 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     assert spec.loss_config.name == "poly-1" and "poly-1" in TOKEN_LOSSES
     assert build("attention-variants/gated", "nano").model.has_attention_logits
     assert not build("mixing/running-mean", "nano").model.has_attention_logits
+    salient = Transformer(build("attention-variants/salient", "nano").model, nnx.Rngs(params=0))
+    batch = Batch(decoder=Side(tokens=np.arange(3, 9)[None]))
+    gradients = named(nnx.grad(lambda model: jnp.square(model(batch)).sum())(salient))
+    (gradient,) = (each for name, each in gradients.items() if name.endswith("salience"))
+    assert np.abs(gradient).max() > 0
     assert [row.name for row in find("t5/6-corruption-rate")][-1] == "t5/6-corruption-rate/30"
     (task,) = mixture("words-backwards")
     row = {"summary": "to be"}

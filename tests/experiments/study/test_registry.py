@@ -39,7 +39,7 @@ from experiments.study.registry import (
 )
 from experiments.study.scales import SCALES
 from experiments.study.settings_diff import relevant_diff
-from experiments.study.table import make_table, missing
+from experiments.study.table import Row, make_table, missing
 from lm.config.base import SettingError, change, diff, from_json, leaves, setting_descriptions, to_json
 from lm.nn.presets import PRESETS
 from lm.objectives.denoising import OBJECTIVES
@@ -206,6 +206,12 @@ def test_rows_are_one_experiment_if_what_they_build_at_a_scale_is(own_rows):
         "numbers-of-nano": {"nano": steps, "mini": "own/numbers-of-nano"},
         "other": {"nano": "own/other", "mini": "own/other"},
     }
+
+
+@pytest.mark.parametrize("published", [{}, {"PPL": 20.1}])
+def test_a_row_that_cannot_be_built_says_that_its_scores_are_reported_only_if_there_are_some(published):
+    row = Row("lacking/lacks", "lacks", {}, published, needs=("a part",))
+    assert ("published scores" in registry.needs_text(row)) == bool(published)
 
 
 def test_a_row_that_needs_what_is_lacking_equals_no_other(restored_registry):

@@ -1,0 +1,29 @@
+"""Where the model of a start comes from: its name on the hub, or how the run was trained that it copies."""
+
+from pathlib import Path
+
+from lm.files import write
+
+HUB_NAME = "hub.txt"  # in the folder of a start: its name on the hub, if it is known
+TRAINING = "training.txt"  # in the folder of a start made from a run: how that was trained, a line a stage
+
+
+def hub_name(start: Path) -> str | None:
+    """Return what the hub calls the checkpoint of a start; None if it did not come from there."""
+    path = start / HUB_NAME
+    if not path.exists():
+        return None
+    return path.read_text("utf-8").strip() or None
+
+
+def training_of_start(start: Path) -> list[str]:
+    """Return a line for each stage by which the run was trained that a start is a copy of; [] if unknown."""
+    path = start / TRAINING
+    return path.read_text("utf-8").splitlines() if path.exists() else []
+
+
+def copy_origin(start: Path, made: Path) -> None:
+    """Copy what is known of the origin of a start to another one that was made of its weights."""
+    for name in (HUB_NAME, TRAINING):
+        if (start / name).exists():
+            write(made / name, (start / name).read_text("utf-8"))
