@@ -23,6 +23,7 @@ from experiments.runs.curves import read_curves
 from experiments.runs.provenance import other_modules_note
 from experiments.runs.result import Result
 from experiments.study.changes import Overrides
+from experiments.study.claims import contradicted_conclusions
 from experiments.study.names import file_name
 from experiments.study.overrides import effective_overrides, explicit_overrides, typed_overrides
 from experiments.study.paths import changed_runs, report_folder, run_folder
@@ -248,6 +249,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     verdicts = comparison.verdicts()
     notes = (
         text.claims_notes(comparison, verdicts)
+        + contradicted_conclusions(comparison.table)
         + text.start_notes(comparison)
         + text.text_notes(comparison)
         + text.rows_notes(comparison)
@@ -412,6 +414,8 @@ def print_report(
             CONSOLE.print(legend, highlight=False)
         for line in text.brief_conclusions(comparison, table_report.verdicts):
             CONSOLE.print(line, highlight=False)
+        for note in contradicted_conclusions(comparison.table):
+            print_line(note)
         for note in filter(None, (*text.rows_notes(comparison), text.plateau_note(comparison))):
             CONSOLE.print(note, highlight=False)
         if comparison.mismatches:
