@@ -383,6 +383,37 @@ def test_a_conclusion_that_its_papers_scores_contradict_is_named_on_the_page_and
         assert ('Conclusion "better is better" (better > worse): the published' in shown) == contradicts
 
 
+@pytest.mark.parametrize("width", [80, 45])
+def test_one_column_of_a_paper_without_noise_is_shown_in_the_terminal_or_told_where_it_is(
+    restored_registry, tmp_path, capsys, monkeypatch, width
+):
+    for module in (console, report):
+        monkeypatch.setattr(module, "CONSOLE", Console(width=width, file=sys.stdout))
+    without_tasks(tmp_path, **of_a_paper(held_out=True))
+    report.print_report(tables_of(find("own")), "nano", [str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    heads = next(line.split() for line in lines if "seeds" in line)
+    assert ("PPL" in heads) == (width == 80)
+    assert any("3.50†" in line for line in lines) == (width == 80)
+    assert any("†: published score from a secondary" in line for line in lines) == (width == 80)
+    assert any("on the page alone: paper's PPL" in line for line in lines) == (width == 45)
+
+
+def test_several_columns_of_a_paper_without_noise_are_on_the_page_alone(restored_registry, tmp_path, capsys):
+    given = of_a_paper()
+    columns = tuple(Column(name, "%") for name in ("A", "B"))
+    given["paper"] = Paper("Own", "Somebody 2026", columns)
+    given["published"] = {key: Published(key, {"A": 1.0, "B": 2.0}) for key in PAPERS}
+    without_tasks(tmp_path, **given)
+    report.print_report(tables_of(find("own")), "nano", [str(tmp_path)])
+    assert "on the page alone: paper's A, paper's B" in capsys.readouterr().out
+
+
+def test_the_legend_of_the_terminal_names_the_halves_that_are_shown():
+    assert report.brief_legend({"row": [], "reading": []}).startswith("reading: mean distance")
+    assert report.brief_legend({"row": [], "reading": [], "language": []}).startswith("reading, language: ")
+
+
 def test_one_seed_of_a_table_without_claims_decides_nothing_and_that_is_said(restored_registry, tmp_path):
     table = without_tasks(tmp_path, seeds=1).tables["own"]
     sheets = table.sheets
