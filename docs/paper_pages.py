@@ -172,7 +172,8 @@ def our_text(row: Row, results: Mapping[str, Any] | None) -> str:
     if not values:
         return ""
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{mean(values):+.2f}{spread}"
+    center = f"{mean(values):+z.2f}"
+    return f"{'0.00' if center == '+0.00' else center}{spread}"
 
 
 # ---- claims

@@ -169,11 +169,16 @@ def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None
     for group in comparison.groups if comparison.has_tasks else ():
 
         def combined_score(row: Row, group: Group = group) -> Score | None:
-            return Score.of(comparison.combined_scores(comparison.canonical_name(row), group).values())
+            name = comparison.canonical_name(row)
+            if not comparison.has_left_plateau(name):
+                return None  # the sheet of scores says "not yet learning"
+            return Score.of(comparison.combined_scores(name, group).values())
 
         panels.append((f"{mean_z_title(group)}\n[standard deviations of a run]", combined_score, None))
     for metric in comparison.metrics:
         samples = comparison.values_by_seed(metric)
+        if comparison.has_tasks and not _compares_rows(comparison, metric):
+            continue
 
         def score(
             row: Row, metric: Metric = metric, samples: Mapping[str, Mapping[int, float]] = samples
@@ -185,6 +190,13 @@ def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None
 
         panels.append((metric.title, score, metric.chance))
     return panels
+
+
+def _compares_rows(comparison: Comparison, metric: Metric) -> bool:
+    """Return whether any row beside the baseline is measured on the same tokens as the baseline."""
+    baseline = comparison.canonical_baseline
+    measured = {comparison.canonical_name(row) for row in comparison.trained_rows} - {baseline}
+    return any(comparison.is_comparable(metric, name, baseline) for name in measured)
 
 
 def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row], float | None]]]:

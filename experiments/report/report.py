@@ -23,6 +23,7 @@ from experiments.runs.curves import read_curves
 from experiments.runs.provenance import other_modules_note
 from experiments.runs.result import Result
 from experiments.study.changes import Overrides
+from experiments.study.claims import contradicted_conclusions
 from experiments.study.names import file_name
 from experiments.study.overrides import effective_overrides, explicit_overrides, typed_overrides
 from experiments.study.paths import changed_runs, report_folder, run_folder
@@ -30,7 +31,7 @@ from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import REGISTRY, TABLES, build
 from experiments.study.scales import NOT_AVERAGED, SCALES
 from experiments.study.start import START_ONLY_ROW
-from experiments.study.table import Table
+from experiments.study.table import SECOND_HAND, UNSURE, Table
 from experiments.study.words import setting_arguments
 from lm.config.base import SettingError, nearest
 from lm.files import json_with_checksum, write
@@ -248,6 +249,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     verdicts = comparison.verdicts()
     notes = (
         text.claims_notes(comparison, verdicts)
+        + contradicted_conclusions(comparison.table)
         + text.start_notes(comparison)
         + text.text_notes(comparison)
         + text.rows_notes(comparison)
@@ -403,15 +405,16 @@ def print_report(
         if said := text.verdict_sentence(comparison, table_report.verdicts):
             CONSOLE.print(said, highlight=False)
         shown = comparison.including_baseline()
-        every = text.brief_sheet(shown, flagged_scores_sheet(shown))
-        sheet = narrowed(every, [metric.title for metric in comparison.metrics if metric.title in every])
+        sheet, left_out = _terminal_sheet(shown)
         show_sheet(f"{table_title(comparison.table)} (scale {scale})", sheet)
-        if left_out := [head for head in every if head not in sheet]:
+        if left_out:
             CONSOLE.print(f"on the page alone: {', '.join(left_out)}", highlight=False)
         if legend := brief_legend(sheet):
             CONSOLE.print(legend, highlight=False)
         for line in text.brief_conclusions(comparison, table_report.verdicts):
             CONSOLE.print(line, highlight=False)
+        for note in contradicted_conclusions(comparison.table):
+            print_line(note)
         for note in filter(None, (*text.rows_notes(comparison), text.plateau_note(comparison))):
             CONSOLE.print(note, highlight=False)
         if comparison.mismatches:
@@ -436,24 +439,49 @@ def print_report(
     return report
 
 
+def _terminal_sheet(comparison: Comparison) -> tuple[Sheet, list[str]]:
+    """Return what the terminal shows of a table's scores, and the headings of the columns left to the page.
+
+    Where the noise of the paper's scores is not known, its column is shown if it has one and that fits. Of
+    several none is shown: a part of them would say little.
+    """
+    scores = flagged_scores_sheet(comparison)
+    brief = text.brief_sheet(comparison, scores)
+    published = [] if "paper" in brief else text.published_titles(comparison, scores)
+    sheet = dict(brief)
+    if len(published) == 1:
+        seeds = sheet.pop("seeds")
+        indices = [comparison.table.rows.index(row) for row in comparison.trained_rows]
+        sheet |= {published[0]: [scores[published[0]][index] for index in indices], "seeds": seeds}
+    metrics = [metric.title for metric in comparison.metrics if metric.title in sheet]
+    sheet = narrowed(narrowed(sheet, ["row", *published]), metrics)
+    return sheet, [head for head in (*brief, *published) if head not in sheet]
+
+
 def brief_legend(sheet: Sheet) -> str:
     """Return what the signs and numbers in a sheet for the terminal mean."""
     shown = "".join(cell.text for cells in sheet.values() for cell in cells)
-    has_halves = not sheet.keys().isdisjoint(GROUP_TITLES.values())
+    halves = [title for title in GROUP_TITLES.values() if title in sheet]
     parts = []
-    if has_halves:
+    if halves:
         distance = "mean distance from the baseline over the tasks, in standard deviations of a run"
-        parts += [f"reading, language: {distance}"]
+        parts += [f"{', '.join(halves)}: {distance}"]
     if losses := [title for title in HELD_OUT if title in sheet]:
         parts += [f"{', '.join(losses)}: lower is better, among rows that predict the same"]
     if "paper" in sheet:
         distance = "distance of the published scores from the baseline, in standard deviations of a run"
         above = ", positive if better"
-        parts += ["paper: the same of the published scores" if has_halves else f"paper: {distance}{above}"]
+        parts += ["paper: the same of the published scores" if halves else f"paper: {distance}{above}"]
     if "▲" in shown or "▼" in shown:
         parts += ["▲ ▼: significantly better, worse than the baseline"]
     if "±" in shown:
         parts += ["±: standard deviation over seeds"]
+    published = [cells for head, cells in sheet.items() if head.startswith(text.published_title(""))]
+    doubts = "".join(cell.text for cells in published for cell in cells)
+    if text.DOUBTS[SECOND_HAND] in doubts:
+        parts += [f"{text.DOUBTS[SECOND_HAND]}: published score from a secondary source"]
+    if text.DOUBTS[UNSURE] in doubts:
+        parts += [f"{text.DOUBTS[UNSURE]}: published score that may have been misread"]
     return "; ".join(parts)
 
 

@@ -11,8 +11,10 @@ from experiments.figures.panels import Score
 from experiments.report.comparison import (
     EQUIVALENCE_MARGIN,
     UNCOMPARED,
+    BaselineDifference,
     BaselineVerdict,
     Comparison,
+    Uncompared,
     Verdict,
     Verdicts,
     to_baseline_verdict,
@@ -55,6 +57,7 @@ from lm.data.corpus.spec import corpus_parts, is_documentation
 
 NBSP = "\N{NO-BREAK SPACE}"
 ARROWS = {1: f"{NBSP}▲", 0: "", -1: f"{NBSP}▼"}
+NOT_LEARNING: Uncompared = "not yet learning"  # in the place of a verdict
 MISMATCH = "≠"  # follows the label of a row with another provenance than the others
 MAX_DETECTABLE = 30  # larger than any difference seen between learning rows [standard deviations of a run]
 BUDGET_TITLES: dict[Budget, str] = {"updates": "after training", "FLOP": "compute-matched"}
@@ -77,7 +80,8 @@ standard deviations over seeds. ▲ ▼: significantly better, worse than the ba
 seeds (family-wise error rate {ALPHA:g} over the column, by Holm's method) and by {NUM_RESAMPLES:,} \
 bootstrap resamples of seeds and examples. One seed is never significant. A difference is equivalent if it \
 is significantly smaller than {EQUIVALENCE_MARGIN:.2g} standard deviations of a run (of its score with new \
-seeds and new examples), and otherwise undecided. Each interval is for one difference on its own, so it may \
+seeds and new examples), and otherwise undecided. Rows that have learned no more than how often tokens occur \
+(not yet learning) have neither sign nor verdict. Each interval is for one difference on its own, so it may \
 exclude 0 although the difference is undecided after the correction for many tests. Bits above chance grow \
 with the probability of the right answer: 0 is that of a guess. A model that is sure of its wrong answers is \
 below 0, even if it ranks most of the right ones first. Held-out loss is compared only where objective, kind \
@@ -196,7 +200,8 @@ def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
     if len(trained) > 1 and max(len(comparison.runs_of(row)) for row in trained) < 2:
         sentences.append("One seed decides nothing: train more with --seeds.")
     elif not sentences:
-        found = [each for metric in comparison.metrics for each in comparison.differences(metric).values()]
+        judged = (_judged_differences(comparison, metric) for metric in comparison.metrics)
+        found = [each for differences in judged for each in differences.values()]
         if found and not {"better", "worse"} & {each.verdict for each in found}:
             sentences.append("No row differs significantly from the baseline.")
     return " ".join(sentences)
@@ -219,7 +224,7 @@ def _claims_sentences(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     parts += [f"{counts.uncompared:.0f} not compared"] if counts.uncompared else []
     judges = "held-out text" if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
     sentences = [f"{_count_text(round(counts.total))} judged by {judges}: {', '.join(parts)}."]
-    if any(verdict.word == "not yet learning" for _, verdict in verdicts[group]["updates"]):
+    if any(verdict.word == NOT_LEARNING for _, verdict in verdicts[group]["updates"]):
         sentences.append("A row had not left the unigram plateau (not yet learning): train longer.")
     if (order := comparison.paper_orders.get(group)) is not None:
         sentences.append(f"Kendall's tau with the paper's order: {order.tau:+z.2f} (p = {order.p:.2g}).")
@@ -294,9 +299,10 @@ def score_cell(
 def _metric_cells(comparison: Comparison, metric: Metric) -> list[Cell]:
     """Return each row's score, with an arrow if it is significantly better or worse than the baseline.
 
-    A score on other tokens than the baseline's has OTHER_TARGETS behind it.
+    A score on other tokens than the baseline's has OTHER_TARGETS behind it. Rows on the unigram plateau have
+    no arrow, as they have no verdict in claims.
     """
-    samples, differences = comparison.values_by_seed(metric), comparison.differences(metric)
+    samples, differences = comparison.values_by_seed(metric), _judged_differences(comparison, metric)
     baseline = comparison.canonical_baseline
     has_baseline = baseline in comparison.experiments
     cells = []
@@ -309,6 +315,17 @@ def _metric_cells(comparison: Comparison, metric: Metric) -> list[Cell]:
         score = Score.of(samples[key].values())
         cells.append(score_cell(metric.digits, score, mark, prefix=prefix))
     return cells
+
+
+def _judged_differences(comparison: Comparison, metric: Metric) -> dict[str, BaselineDifference]:
+    """Return the differences from the baseline of rows that are judged: both have left the plateau."""
+    found = comparison.differences(metric)
+    return {name: found[name] for name in found if _is_judged(comparison, name)}
+
+
+def _is_judged(comparison: Comparison, name: str) -> bool:
+    """Return whether a row and the baseline have left the unigram plateau, as claims need it of two rows."""
+    return all(map(comparison.has_left_plateau, (name, comparison.canonical_baseline)))
 
 
 def bound_sign(runs: Iterable[Result]) -> str:
@@ -326,7 +343,7 @@ def _mean_z_cell(comparison: Comparison, row: Row, group: Group) -> Cell:
     key = comparison.canonical_name(row)
     score = Score.of(comparison.combined_scores(key, group).values())
     if score is not None and not comparison.has_left_plateau(key):
-        return Cell("not yet learning")
+        return Cell(NOT_LEARNING)
     return score_cell(1, score, sign_format="+z")
 
 
@@ -344,9 +361,21 @@ def _start_cells(comparison: Comparison, group: Group) -> list[Cell]:
     return cells
 
 
+def published_title(column: str) -> str:
+    """Return the heading of a column of the paper."""
+    return f"paper's {column}"
+
+
+def published_titles(comparison: Comparison, sheet: Sheet) -> list[str]:
+    """Return the headings of the paper's columns in a sheet."""
+    paper = comparison.table.paper
+    titles = [published_title(column.name) for column in paper.columns] if paper else []
+    return [title for title in titles if title in sheet]
+
+
 def _add_published(sheet: Sheet, comparison: Comparison, column: str) -> None:
     """Add a column of the paper to ``sheet``, if a row of the table has a score in it, and only once."""
-    head = f"paper's {column}"
+    head = published_title(column)
     if head not in sheet and any(column in row.published for row in comparison.table.rows):
         sheet[head] = _published_cells(comparison, column)
 
@@ -489,7 +518,8 @@ def _difference_cells(comparison: Comparison, metric: Metric, rows: Sequence[Row
         if key in differences:
             x = differences[key]
             interval = interval_text(x.low, x.high, digits)
-            cells.append(Cell(f"{x.mean:+z.{digits}f}{interval} {x.verdict}", value=x.mean))
+            verdict = x.verdict if _is_judged(comparison, key) else NOT_LEARNING
+            cells.append(Cell(f"{x.mean:+z.{digits}f}{interval} {verdict}", value=x.mean))
         elif samples[key] and not comparison.is_comparable(metric, key, comparison.canonical_baseline):
             cells.append(Cell("different targets"))
         else:

@@ -7,7 +7,7 @@ published scores.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import sqrt
 from typing import NamedTuple
@@ -126,6 +126,34 @@ def is_tested(conclusion: Conclusion, table: Table) -> bool:
     assert table.paper is not None, "a conclusion with a column has a paper"
     is_loss = table.paper.column(conclusion.column).held_out
     return is_loss and any(column.held_out for column in compared_columns(table))
+
+
+def contradicted_conclusions(table: Table) -> list[str]:
+    """Return a sentence for each conclusion whose published scores differ significantly the other way.
+
+    A conclusion about a column is compared with the scores in it, any other with those in the table's
+    columns. Such a conclusion may be a hypothesis against the paper; more often a column of losses lacks
+    ``higher_is_better=False``, or the two rows are exchanged.
+    """
+    rows = {row.key: row for row in table.rows}
+    notes = []
+    for each in table.conclusions:
+        compared = replace(table, columns=(each.column,)) if each.column else table
+        known = [rows[key] for key in (each.better, each.worse) if key in rows]
+        if each.relation != "better" or not has_noise(compared):
+            continue
+        if len(known) < 2 or not {*known} <= {*published_rows(compared)}:
+            continue
+        better, worse = known
+        z = published_z(better, worse, compared)
+        if z <= -SIGNIFICANT:
+            columns = ", ".join(compared.columns)
+            notes.append(
+                f'Conclusion "{each.text}" ({each.pair}): the published scores in {columns} say the opposite '
+                f"(z = {z:.1f}). Unless that is meant, exchange the rows of the Conclusion or, if less is "
+                f"better, give the Column higher_is_better=False."
+            )
+    return notes
 
 
 def published_z(a: Row, b: Row, table: Table) -> float:

@@ -116,8 +116,13 @@ class Column:
     name: str  # "SQuAD"
     unit: str  # "exact match"
     std: float | None = None  # standard deviation over runs of the paper's baseline; None: not published
-    higher_is_better: bool = True
+    higher_is_better: bool | None = None  # None becomes False for a loss on held-out text, else True
     held_out: bool = False  # whether it is a loss on held-out text; reports print ours beside it
+
+    def __post_init__(self) -> None:
+        """Set ``higher_is_better`` if it is not given."""
+        if self.higher_is_better is None:
+            object.__setattr__(self, "higher_is_better", not self.held_out)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ from experiments.study.paths import report_name, row_folder, run_folder
 from experiments.study.presets import GPT
 from experiments.study.registry import REGISTRY, TABLES, add_rows, add_table, build, find, tables_of
 from experiments.study.scales import SCALES
-from experiments.study.table import make_table
+from experiments.study.table import Column, Conclusion, Paper, Published, make_table
 from lm.config.base import SettingError, change, leaves
 from lm.data.tasks.benchmarks import TASKS
 from lm.files import json_with_checksum, lines_with_checksum, parse_with_checksum
@@ -316,11 +316,14 @@ LOSSES = {"base": 4.0, "better": 3.5, "worse": 4.5, "same": 4.0, "masked": 1.0}
 NO_TASKS = {"tuning.heads": (), "finetuning.steps": 0}
 
 
-def without_tasks(runs: Path, seeds: int = 4) -> report.Report:
-    """The report on a table of ones own, whose rows have a loss on held-out text alone."""
+def without_tasks(runs: Path, seeds: int = 4, **given) -> report.Report:
+    """The report on a table of ones own, whose rows have a loss on held-out text alone.
+
+    given: what the table has, such as its paper.
+    """
     rows = {name: GPT | NO_TASKS | {"model.mlp.d_ff": 64 + place} for place, name in enumerate(LOSSES)}
     rows["masked"] |= objective("prefix-lm")
-    add_table(make_table("own", "", rows))
+    add_table(make_table("own", "", rows, **given))
     for place, (name, loss) in enumerate(LOSSES.items()):
         for seed in range(seeds):
             folder = run_folder(runs, "nano", f"own/{name}", seed, {})
@@ -356,6 +359,59 @@ def test_a_table_without_tasks_is_judged_by_its_held_out_loss(restored_registry,
     assert note in made.path.read_text()
     assert "own" in made.tables["own"].figures and "mean z-score" not in sheet
     assert "own.csv" in {file.name for file in made.path.parent.iterdir()}
+
+
+PAPERS = ("base", "better", "worse")
+
+
+def of_a_paper(**column) -> dict:
+    """A paper with one column of losses, those of LOSSES; the better row is said to be better."""
+    paper = Paper("Own", "Somebody 2026", (Column("PPL", "perplexity", **column),))
+    published = {key: Published(key, {"PPL": LOSSES[key]}, second_hand=True) for key in PAPERS}
+    said = Conclusion("better", "worse", "better is better")
+    return {"paper": paper, "published": published, "conclusions": [said]}
+
+
+@pytest.mark.parametrize(("column", "contradicts"), [({}, True), ({"held_out": True}, False)])
+def test_a_conclusion_that_its_papers_scores_contradict_is_named_on_the_page_and_in_the_terminal(
+    restored_registry, tmp_path, capsys, column, contradicts
+):
+    made = without_tasks(tmp_path, **of_a_paper(std=0.1, **column))
+    report.print_report(tables_of(find("own")), "nano", [str(tmp_path)])
+    printed = " ".join(capsys.readouterr().out.split())
+    for shown in (made.path.read_text(), printed):
+        assert ('Conclusion "better is better" (better > worse): the published' in shown) == contradicts
+
+
+@pytest.mark.parametrize("width", [80, 45])
+def test_one_column_of_a_paper_without_noise_is_shown_in_the_terminal_or_told_where_it_is(
+    restored_registry, tmp_path, capsys, monkeypatch, width
+):
+    for module in (console, report):
+        monkeypatch.setattr(module, "CONSOLE", Console(width=width, file=sys.stdout))
+    without_tasks(tmp_path, **of_a_paper(held_out=True))
+    report.print_report(tables_of(find("own")), "nano", [str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    heads = next(line.split() for line in lines if "seeds" in line)
+    assert ("PPL" in heads) == (width == 80)
+    assert any("3.50†" in line for line in lines) == (width == 80)
+    assert any("†: published score from a secondary" in line for line in lines) == (width == 80)
+    assert any("on the page alone: paper's PPL" in line for line in lines) == (width == 45)
+
+
+def test_several_columns_of_a_paper_without_noise_are_on_the_page_alone(restored_registry, tmp_path, capsys):
+    given = of_a_paper()
+    columns = tuple(Column(name, "%") for name in ("A", "B"))
+    given["paper"] = Paper("Own", "Somebody 2026", columns)
+    given["published"] = {key: Published(key, {"A": 1.0, "B": 2.0}) for key in PAPERS}
+    without_tasks(tmp_path, **given)
+    report.print_report(tables_of(find("own")), "nano", [str(tmp_path)])
+    assert "on the page alone: paper's A, paper's B" in capsys.readouterr().out
+
+
+def test_the_legend_of_the_terminal_names_the_halves_that_are_shown():
+    assert report.brief_legend({"row": [], "reading": []}).startswith("reading: mean distance")
+    assert report.brief_legend({"row": [], "reading": [], "language": []}).startswith("reading, language: ")
 
 
 def test_one_seed_of_a_table_without_claims_decides_nothing_and_that_is_said(restored_registry, tmp_path):

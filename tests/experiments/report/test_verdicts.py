@@ -206,6 +206,44 @@ def test_a_row_that_has_not_left_the_plateau_is_not_ordered(tmp_path):
     assert "not yet learning" not in words(unpretrained, "updates").values()
 
 
+def test_a_row_on_the_plateau_has_neither_sign_nor_verdict_nor_a_point_among_z_scores(tmp_path):
+    """If it is the baseline, no row has a sign or a verdict; the numbers stay."""
+    stuck, learning = {"exit_step": None}, study(tmp_path)
+    signs, verdicts, points = marks_of(learning)
+    assert all(signs) and "better" in verdicts and points == 3
+    signs, verdicts, points = marks_of(study(tmp_path, prefix_lm=stuck))
+    assert signs[0] == "" and all(signs[1:])
+    assert verdicts == ["not yet learning", "better", "better"] and points == 2
+    signs, verdicts, points = marks_of(study(tmp_path, baseline=stuck))
+    assert not any(signs) and {*verdicts} == {"not yet learning"}
+
+
+def marks_of(comparison):
+    """The signs and verdicts of rows in the first metric, and the number of points among its z-scores."""
+    title = comparison.metrics[0].title
+    signs = [cell.text[-1] if cell.text[-1] in "▲▼" else "" for cell in text.scores_sheet(comparison)[title]]
+    cells = text.differences_sheet(comparison)[title]
+    assert all(cell.value is not None for cell in cells)
+    panels = table_figures(comparison, dict.fromkeys(comparison.canonical_names, {}))
+    (first, *_) = next(iter(panels.values())).panels
+    assert first.title.startswith("mean z-score")
+    return signs, [cell.text.partition(") ")[2] for cell in cells], len(first.curves[""].x)
+
+
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_held_out_loss_has_a_panel_beside_tasks_only_if_a_row_predicts_what_the_baseline_does(
+    tmp_path, is_drawn
+):
+    """Objectives that predict other tokens than the baseline's left a panel with a single point."""
+    comparison = study(tmp_path).including_baseline()
+    if is_drawn:
+        settings = comparison.experiments
+        settings[NAMES[0]] = replace(settings[BASE], seed=7)
+    figures = table_figures(comparison, dict.fromkeys(comparison.canonical_names, {}))
+    titles = [panel.title for panel in next(iter(figures.values())).panels]
+    assert ("held-out loss" in titles) == is_drawn and len(titles) > 2
+
+
 def test_rows_on_the_plateau_do_not_count_in_the_unit_unless_all_are(tmp_path):
     stuck = {"exit_step": None}
     one_stuck, learning, untrained = study(tmp_path, prefix_lm=stuck), study(tmp_path), study(tmp_path)

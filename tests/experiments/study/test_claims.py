@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.study.claims import claims_to_test, simulate_replication, standardized
+from experiments.study.claims import (
+    claims_to_test,
+    contradicted_conclusions,
+    simulate_replication,
+    standardized,
+)
 from experiments.study.papers import t5
 from experiments.study.registry import TABLES
 from experiments.study.table import Column, Conclusion, Paper, Published, make_table
@@ -126,3 +131,41 @@ def test_a_table_with_some_of_its_rows_has_the_claims_about_those():
 
 def test_nothing_is_claimed_where_other_data_replace_those_of_the_paper():
     assert claims_to_test(replace(own_table(PAPER), surrogate_data=True)) == ()
+
+
+def test_less_is_better_in_a_held_out_column_unless_it_says_otherwise():
+    """A negative log perplexity is a held-out column of which more is better."""
+    assert not Column("PPL", "perplexity", held_out=True).higher_is_better
+    assert Column("LOGPERP", "negative nats/token", held_out=True, higher_is_better=True).higher_is_better
+    assert Column("accuracy", "%").higher_is_better
+
+
+def perplexities(conclusion, **column):
+    paper = Paper("Own", "Somebody 2026", (Column("PPL", "perplexity", **column),))
+    published = {key: Published(key, {"PPL": score}) for key, score in {"a": 19.7, "b": 20.1}.items()}
+    rows = dict.fromkeys(published, {})
+    return make_table("own", "", rows, paper=paper, published=published, conclusions=[conclusion])
+
+
+def test_the_better_row_of_a_conclusion_about_a_loss_is_the_one_with_less():
+    (claim,) = claims_to_test(perplexities(Conclusion("a", "b", "a is better"), std=0.1, held_out=True))
+    assert claim.better.key == "a" and claim.conclusion == "a is better"
+
+
+def test_a_conclusion_that_the_published_scores_contradict_beyond_their_noise_is_told_with_the_mend():
+    said = Conclusion("a", "b", "a is better")
+    (note,) = contradicted_conclusions(perplexities(said, std=0.1))
+    assert "a > b" in note and "z = -2.8" in note and "higher_is_better=False" in note
+    (note,) = contradicted_conclusions(perplexities(replace(said, column="PPL"), std=0.1))
+    assert "z = -2.8" in note and "in PPL" in note
+    for table in (
+        perplexities(said, std=0.1, held_out=True),  # the scores say the same
+        perplexities(said, std=0.3),  # within noise
+        perplexities(said),  # noise unknown
+        perplexities(replace(said, relation="equivalent"), std=0.1),
+    ):
+        assert contradicted_conclusions(table) == []
+
+
+def test_no_conclusion_of_a_paper_is_contradicted_by_its_published_scores():
+    assert [note for table in TABLES.values() for note in contradicted_conclusions(table)] == []

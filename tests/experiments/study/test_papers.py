@@ -6,6 +6,7 @@ compared, and models have the parameters that the paper prints.
 
 import json
 import math
+import re
 from statistics import mean
 
 import pytest
@@ -530,3 +531,9 @@ def test_the_pages_of_the_papers_are_those_that_the_tables_make(monkeypatch):
     from paper_pages import outdated
 
     assert outdated() == []
+
+
+def test_no_zero_on_a_page_has_a_sign():
+    pages = {path.name: path.read_text() for path in (ROOT / "docs/papers").glob("*.md")}
+    assert {name for name, page in pages.items() if re.search(r"[-+]0\.00 ±", page)} == set()
+    assert any("| 0.00 ±" in page for page in pages.values())
