@@ -162,6 +162,15 @@ def test_the_demo_ends_with_a_sample_a_picture_and_a_table(swept, monkeypatch, c
             assert cli.named_command(shlex.split(line)[1:])[0] in COMMANDS
 
 
+def test_the_demo_suggests_a_prompt_of_whole_words_that_the_decoder_reads():
+    long = "A decoder of the text reads a prompt whose words go on and on until the margin is far behind."
+    for line in demo.suggestions(Path("runs/demo"), long, demo.RUNS)[:2]:
+        (prompt,) = re.findall("'(.*)'", line)
+        assert long.startswith(f"{prompt} ") and 30 < len(prompt) <= 40
+    for short in ("The function returns", "x" * 60):
+        assert short in demo.suggestions(Path("runs/demo"), short, demo.RUNS)[0]
+
+
 def test_the_demo_refuses_a_text_that_is_missing_or_empty_before_anything_is_trained(tmp_path):
     with pytest.raises(SettingError, match="no such file"):
         demo.demo(text=tmp_path / "missing.txt", runs=tmp_path)
