@@ -39,7 +39,8 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
 
     if run.exists():
         raise SettingError(f"{run} already exists; choose another folder")
-    config = import_published(folder, run).model
+    experiment = import_published(folder, run)
+    config = experiment.model
     phase = run / PRETRAINING
     ((step, path),) = manifest.steps(phase / "checkpoints").items()
     arrays = manifest.read_manifest(path, step)["arrays"]
@@ -50,6 +51,9 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
         UNBROKEN.print(f"not kept, and not exported again: {', '.join(lost)}")
     if not any((phase / FOLDER).iterdir()):
         UNBROKEN.print(f"{folder} has no tokenizer; put its files into {phase / FOLDER}")
+    elif config.has_encoder and config.has_decoder:
+        if why := stored_vocabulary(phase, experiment).unusable_sentinels:
+            UNBROKEN.print(f"its gaps are not filled, since the vocabulary has no sentinels: {why}")
 
 
 def _describe(published: dict[str, Any], what: str) -> None:

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 from experiments.cli.run_names import LAST, check_name, name_run
@@ -25,6 +26,7 @@ SEEDS = 2  # of each row of the table, the fewest that decide a claim
 NAME = "demo"  # @demo is the decoder
 PICTURE = "attention.png"
 PROMPT = "The function returns"  # of the examples, in the built-in text
+MAX_PROMPT = 40  # of the examples, so that a command fits in a line [characters]
 HEADS = 4  # of the decoder in the picture: those that look sharpest
 
 
@@ -94,13 +96,25 @@ def decoder_changes(text: Path | None) -> Overrides:
     return corpus | {"pretraining.steps": STEPS, "finetuning.steps": 0}
 
 
+def beginning(text: str) -> str:
+    """Return the first words of a text that fit in MAX_PROMPT characters, or its first word.
+
+    >>> beginning("It was a bright cold day in April, and the clocks were striking thirteen.")
+    'It was a bright cold day in April, and'
+    """
+    words = text.split(" ")
+    lengths = accumulate(len(word) + 1 for word in words)
+    return " ".join(words[: max(1, sum(length - 1 <= MAX_PROMPT for length in lengths))])
+
+
 def suggestions(decoder: Path, prompt: str, runs: Path) -> list[str]:
-    """Return commands to go on with, the first two with the decoder's run and a prompt of its text."""
+    """Return commands to go on with, the first two with the decoder's run and the beginning of ``prompt``."""
     elsewhere = "" if runs == RUNS else f" --runs {shlex.quote(str(runs))}"
     run = f"@{NAME}" if runs == RUNS else shlex.quote(str(decoder))
+    text = shlex.quote(beginning(prompt))
     return [
-        f"lm generate {run} --prompt {shlex.quote(prompt)} --temperature 0.6",
-        f"lm draw next {run} --text {shlex.quote(prompt)}",
+        f"lm generate {run} --prompt {text} --temperature 0.6",
+        f"lm draw next {run} --text {text}",
         "lm list 't5/*'",
         f"lm sweep t5/6-corruption-rate --scale nano --seeds 1{elsewhere}",
     ]

@@ -13,7 +13,7 @@ ALL_ROWS = Rows()
 
 def eval_tasks(
     run: Path,
-    tasks: tuple[str, ...],
+    tasks: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="(required)")],
     /,
     mixture: str = "",
     prompt_length: int = 0,

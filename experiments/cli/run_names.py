@@ -67,7 +67,7 @@ def resolve_names(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with the folder of a run in place of each ``@NAME``.
 
     The folder of runs is that of ``--runs`` if it is among the words. The texts behind ``--prompt`` and
-    ``--text`` stay as they are. SettingError for a name of no run.
+    ``--text`` stay as they are. SettingError for a name of no run, or of a run that was deleted.
     """
     runs = RUNS
     for word, following in zip(words, [*words[1:], ""], strict=True):
@@ -90,10 +90,12 @@ def _resolve(word: str, runs: Path) -> str:
         return word
     link = runs / found[1]
     if not link.is_symlink():
-        known = sorted(path.name for path in runs.glob("*") if path.is_symlink())
+        known = sorted(path.name for path in runs.glob("*") if path.is_symlink() and path.exists())
         hint = "; `lm run ROW --name NAME` gives a name; a run in another folder of runs is FOLDER/NAME"
         if known:
             hint = nearest(found[1], known)
         raise SettingError(f"no run in {runs} is called {found[1]!r}{hint}")
     folder = Path(os.path.relpath(link.resolve()))
+    if not folder.exists():
+        raise SettingError(f"{named} names a run that is gone: {folder}; remove the link {link}")
     return f"{folder}{colon}{stage}"

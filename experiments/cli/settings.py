@@ -161,6 +161,23 @@ def _integer_rule(about: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 
 @TYPES.primitive_rule
+def _words_rule(about: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Read words or paths as tyro does, but show in help that there are none by default: it shows a blank."""
+    kinds: dict[Any, type] = {tuple[str, ...]: str, tuple[Path, ...]: Path}
+    if about.type not in kinds:
+        return None
+    kind = kinds[about.type]
+    metavar = kind.__name__.upper()
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"[{metavar} [{metavar} ...]]",
+        instance_from_str=lambda words: tuple(map(kind, words)),
+        is_instance=lambda value: isinstance(value, tuple) and all(isinstance(word, kind) for word in value),
+        str_from_instance=lambda value: [*map(str, value)] or ["none"],
+    )
+
+
+@TYPES.primitive_rule
 def _phase_rule(about: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     if about.type is not PretrainingPhase:
         return None

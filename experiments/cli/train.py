@@ -196,8 +196,7 @@ def train_or_raise(
         Run(run.experiment, run.folder, options.cache).train(reporter, allowed, options.tools, begin)
         scores = broadcast_from_first(lambda: summary(run.folder) + _memorising(run.folder))
     except Interrupted as stopped:  # by a signal that a parent may have sent in place of another
-        stage = f" ({stopped.stage})" if stopped.stage else ""
-        reporter.say(f"{_name_and_seed(run)}: {stopped.saved}{stage}. Run the same command to resume.")
+        reporter.say(f"{_name_and_seed(run)}: {stopped.saved}. Run the same command to resume.")
         sys.exit(AGAIN)
     except SettingError:
         raise

@@ -9,9 +9,9 @@ EXIT_CODES = {
     "failed": 1,
     "bad settings": 2,
     "loss not finite": 3,
-    "preempted": 42,  # stopped by a signal, having saved what there was; or another process is gone
+    "preempted": 42,  # a signal ended training, and what there was is saved; or another process is gone
     "step timed out": STEP_TIMEOUT,  # no step was done for LM_STEP_TIMEOUT
-    "interrupted": 130,  # by Ctrl-C, with nothing to save
+    "interrupted": 130,  # by Ctrl-C outside of training, with nothing to save
     "output closed": 128 + signal.SIGPIPE,  # what is printed, as behind `| head`; run and sweep continue
 }
 AGAIN = EXIT_CODES["preempted"]

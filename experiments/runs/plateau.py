@@ -16,9 +16,14 @@ def has_plateau(experiment: Experiment) -> bool:
 
 
 def plateau_note(plateau_exit_step: int | None, experiment: Experiment) -> str:
-    """Return a note on when a run left the unigram plateau, to append to its losses; "" if it has none."""
+    """Return a note on when a run left the unigram plateau, to append to its losses; "" if it has none.
+
+    A run that starts from a trained model leaves none: it is beyond the plateau when it is first evaluated.
+    """
     if not has_plateau(experiment):
         return ""
     if plateau_exit_step is None:
         return "; it has not left the unigram plateau"
+    if experiment.start.model and experiment.start.weights == "trained":
+        return ""
     return f"; it left the unigram plateau at step {plateau_exit_step:,}"

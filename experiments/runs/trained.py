@@ -96,7 +96,7 @@ class Trained:
             by_sentinels = vocabulary.num_sentinels > 0
         if not self.config.has_decoder or not by_sentinels:
             if vocabulary.mask is None:
-                raise SettingError(f"the vocabulary of {self.stage.folder} has no mask")
+                raise SettingError(f"the vocabulary of {self.stage.folder} {self._why_no_gaps()}")
             return self.encode(text), []
         if count > vocabulary.num_sentinels:
             raise SettingError(
@@ -106,6 +106,15 @@ class Trained:
         eos = vocabulary.eos if knows_eos(self.stage) else None
         ids = [*vocabulary.encode_replacing_masks(text, sentinels), eos]
         return [token for token in ids if token is not None], sentinels
+
+    def _why_no_gaps(self) -> str:
+        """Return what the vocabulary lacks to mark a gap, and what to do, for a message."""
+        if not self.config.has_decoder:
+            return "has no mask; name the run of a model that has one"
+        if why := self.vocabulary.unusable_sentinels:
+            mend = "renumber them and their rows of the embedding, and import again"
+            return f"has no sentinels: {why}; {mend}"
+        return "has neither sentinels nor a mask; name the run of a model that has them"
 
     def continued(self, prompt: str, answer: str) -> tuple[list[int], list[int]]:
         """Return the ids of a prompt, and of an answer after a blank, for ``lm.evaluate.loglikelihood``."""

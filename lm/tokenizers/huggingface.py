@@ -87,6 +87,16 @@ class PretrainedTokenizer(Tokenizer):
         numbered = (self.vocab.get(f"<extra_id_{k}>") == self.vocab_size - 1 - k for k in range(T5_SENTINELS))
         return sum(itertools.takewhile(bool, numbered))
 
+    @property
+    def unusable_sentinels(self) -> str:
+        first = self.vocab.get("<extra_id_0>")
+        if first is None or self.num_sentinels:
+            return ""
+        return (
+            f"<extra_id_0> should have the last id, {self.vocab_size - 1}, <extra_id_1> the id before it, "
+            f"and so on; found <extra_id_0> at {first}"
+        )
+
     @functools.cached_property
     def special(self) -> Mapping[str, int | None]:
         def first_id(spellings: tuple[str, ...]) -> int | None:

@@ -100,6 +100,11 @@ class Tokenizer(abc.ABC):
         return self.vocab_size - 1 - number if number < self.num_sentinels else None
 
     @property
+    def unusable_sentinels(self) -> str:
+        """Return why tokens spelled as sentinels are none, for a message; "" unless there are such tokens."""
+        return ""
+
+    @property
     @abc.abstractmethod
     def vocab_size(self) -> int:
         """Return the number of ids, sentinels included; the embedding has at least as many rows."""

@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import published
 import pytest
 from flax import nnx
 from paths import GOLDEN, ROOT
 from safetensors.numpy import load_file, save_file
 
 from experiments.cli.convert import export_checkpoint, import_checkpoint
+from experiments.evaluate.generation import Filling, fill_gaps
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
 from lm.config.base import SettingError, change, changes
@@ -527,6 +529,25 @@ def test_a_checkpoint_becomes_a_run_and_the_run_the_checkpoint(tmp_path):
     with pytest.raises(SettingError, match="has 63 tokens, the model's embedding 128 rows"):
         import_checkpoint(source, tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "run"]
+
+
+def test_an_import_whose_sentinels_ascend_says_so_and_so_does_filling_gaps_with_it(tmp_path, capsys):
+    source = published.write("t5", tmp_path / "in")
+    import_checkpoint(source, tmp_path / "usual")
+    assert "no sentinels" not in capsys.readouterr().out
+    file = source / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    sentinels = [token for token in tokenizer["added_tokens"] if token["content"].startswith("<extra_id_")]
+    lowest, highest = sentinels[0]["id"], sentinels[-1]["id"]
+    for number, token in enumerate(sentinels):
+        token["content"] = f"<extra_id_{number}>"
+    file.write_text(json.dumps(tokenizer))
+    import_checkpoint(source, tmp_path / "run")
+    why = f"<extra_id_0> should have the last id, {highest}, <extra_id_1> the id before it, and so on; found "
+    why += f"<extra_id_0> at {lowest}"
+    assert why in capsys.readouterr().out
+    with pytest.raises(SettingError, match=f"has no sentinels: {why}"):
+        fill_gaps(tmp_path / "run", ["the [MASK]"], "", Filling(), 0)
 
 
 def test_the_library_example_of_the_docs_runs_as_it_stands(tmp_path, monkeypatch):

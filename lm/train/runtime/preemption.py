@@ -36,8 +36,15 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, name: str, step: int):
         self.signal, self.step = name, step
         self.stage = ""  # in which it came, for a run of several
-        self.saved = f"stopped after step {step}, which is saved" if step else "nothing was begun"
         super().__init__(f"{name}: {self.saved}")
+
+    @property
+    def saved(self) -> str:
+        """Return where training stopped and what is saved, with the stage if it is known."""
+        if not self.step:
+            where = f" of {self.stage}" if self.stage else ""
+            return f"stopped before the first step{where}; nothing to save"
+        return f"stopped after step {self.step}, which is saved" + (f" ({self.stage})" if self.stage else "")
 
 
 class PreemptionHandler:

@@ -47,6 +47,7 @@ def test_help_says_what_a_command_does_has_an_example_and_explains_every_option(
     assert cli.dispatch([*name.split(), "--help"]) == 0
     said = unboxed(capsys.readouterr().out)
     assert said.startswith(f"usage: lm {name}")
+    assert "(default: )" not in said
     documented = function.__doc__.partition("Args:")[2]
     for parameter in signature(function).parameters.values():
         marks = getattr(parameter.annotation, "__metadata__", ())

@@ -53,6 +53,18 @@ def test_a_name_of_no_run_is_an_error_with_the_names_there_are(runs):
         resolve_names(["@mein"])
 
 
+@pytest.mark.parametrize("runs_option", [[], ["--runs", "runs"]])
+@pytest.mark.parametrize("word", ["@mine", "@mine:pretraining"])
+def test_a_name_of_a_run_that_is_gone_names_its_folder_and_the_link_to_remove(runs, word, runs_option):
+    name_run(runs, "mine", RUN)
+    RUN.rmdir()
+    gone = f"@mine names a run that is gone: {RUN}; remove the link runs/mine"
+    with pytest.raises(SettingError, match=gone):
+        resolve_names([word, *runs_option])
+    name_run(runs, "mine", RUN.parent / "seed-1")
+    assert resolve_names(["@mine"]) == [str(RUN.parent / "seed-1")]
+
+
 @pytest.mark.parametrize("name", ["last", "nano", "cache", "starts", "a/b", "..", "-x", "a b"])
 def test_a_name_that_is_taken_or_leads_elsewhere_is_refused(runs, name):
     with pytest.raises(SettingError, match="--name"):

@@ -506,6 +506,16 @@ def test_a_row_that_learns_what_held_out_text_does_not_tell_has_no_plateau_to_le
     )
 
 
+def test_a_run_that_starts_from_a_trained_model_leaves_no_plateau_at_a_step_of_its_own(tmp_path):
+    row = study(tmp_path).experiments[BASE]
+    assert plateau_note(50, row) == "; it left the unigram plateau at step 50"
+    started = change(row, "start.model", "mine")
+    assert plateau_note(50, started) == ""
+    assert plateau_note(None, started) == "; it has not left the unigram plateau"
+    control = change(started, "start.weights", "random")
+    assert plateau_note(50, control) == plateau_note(50, row)
+
+
 def test_rows_are_not_compared_where_one_had_not_left_the_plateau_yet(tmp_path):
     """Prefix LM has left it in the end, and not where it had spent what BERT-style spends in all."""
     late = study(tmp_path, prefix_lm={"exit_step": 150})

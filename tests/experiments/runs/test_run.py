@@ -162,6 +162,15 @@ def test_the_demo_ends_with_a_sample_a_picture_and_a_table(swept, monkeypatch, c
             assert cli.named_command(shlex.split(line)[1:])[0] in COMMANDS
 
 
+def test_the_demo_suggests_a_prompt_of_whole_words_that_the_decoder_reads():
+    long = "A decoder of the text reads a prompt whose words go on and on until the margin is far behind."
+    for line in demo.suggestions(Path("runs/demo"), long, demo.RUNS)[:2]:
+        (prompt,) = re.findall("'(.*)'", line)
+        assert long.startswith(f"{prompt} ") and 30 < len(prompt) <= 40
+    for short in ("The function returns", "x" * 60):
+        assert short in demo.suggestions(Path("runs/demo"), short, demo.RUNS)[0]
+
+
 def test_the_demo_refuses_a_text_that_is_missing_or_empty_before_anything_is_trained(tmp_path):
     with pytest.raises(SettingError, match="no such file"):
         demo.demo(text=tmp_path / "missing.txt", runs=tmp_path)
@@ -484,9 +493,16 @@ def test_examples_are_of_the_row_as_it_would_be_trained_with_settings_given_by_h
     )
 
 
-def test_a_run_that_is_stopped_says_in_which_stage(runs, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("step", "where"),
+    [
+        (7, "stopped after step 7, which is saved (pre-training)"),
+        (0, "stopped before the first step of pre-training; nothing to save"),
+    ],
+)
+def test_a_run_that_is_stopped_says_in_which_stage(runs, monkeypatch, capsys, step, where):
     def stopped(*_):
-        raise Interrupted("SIGTERM", 7)
+        raise Interrupted("SIGTERM", step)
 
     experiment = build(BASELINE, "tiny", {"model.mlp.d_ff": 16, "pretraining.steps": 2})
     monkeypatch.setattr("experiments.runs.kinds.network.NetworkStage.train", stopped)
@@ -494,7 +510,7 @@ def test_a_run_that_is_stopped_says_in_which_stage(runs, monkeypatch, capsys):
         train_one(RowRun(BASELINE, experiment, runs / "stopped"), Options("tiny", runs), reporter)
     said = " ".join(capsys.readouterr().out.split())
     assert ending.value.code == 42
-    assert "seed 0: stopped after step 7, which is saved (pre-training). Run the same command" in said
+    assert f"seed 0: {where}. Run the same command to resume." in said
 
 
 def test_a_run_whose_folder_is_deleted_while_it_trains_says_so(runs, monkeypatch, capsys):
