@@ -215,20 +215,29 @@ def _claims_sentences(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     counts = count_verdicts(verdicts[group]["updates"])
     if not counts.total:
         return []
-    words = {
-        "confirmed": counts.confirmed,
-        "contradicted": counts.contradicted,
-        "undecided": counts.undecided,
-    }
-    parts = [f"{number:.0f} {word}" for word, number in words.items() if number]
-    parts += [f"{counts.uncompared:.0f} not compared"] if counts.uncompared else []
     judges = "held-out text" if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
-    sentences = [f"{_count_text(round(counts.total))} judged by {judges}: {', '.join(parts)}."]
+    sentences = [f"{_count_text(round(counts.total))} judged by {judges}: {_verdict_words(counts)}."]
+    if group == "reading" and "language" in verdicts:
+        by_language = count_verdicts(verdicts["language"]["updates"])
+        decided = by_language.confirmed, by_language.contradicted
+        if any(decided) and decided != (counts.confirmed, counts.contradicted):
+            sentences.append(f"By the tasks on language: {_verdict_words(by_language)}.")
     if any(verdict.word == NOT_LEARNING for _, verdict in verdicts[group]["updates"]):
         sentences.append("A row had not left the unigram plateau (not yet learning): train longer.")
     if (order := comparison.paper_orders.get(group)) is not None:
         sentences.append(f"Kendall's tau with the paper's order: {order.tau:+z.2f} (p = {order.p:.2g}).")
     return sentences
+
+
+def _verdict_words(counts: VerdictCounts) -> str:
+    """Return how many claims have each verdict, as "1 confirmed, 2 undecided"."""
+    words = {
+        "confirmed": counts.confirmed,
+        "contradicted": counts.contradicted,
+        "undecided": counts.undecided,
+        "not compared": counts.uncompared,
+    }
+    return ", ".join(f"{number:.0f} {word}" for word, number in words.items() if number)
 
 
 def plateau_note(comparison: Comparison) -> str:

@@ -673,6 +673,11 @@ def test_claims_are_judged_on_each_half_of_the_tasks_and_on_both_with_equal_weig
     assert comparison.main_group == "reading", "all columns of the paper read their input"
     assert words(comparison, "updates", "reading")["bert-style > prefix-lm"] == "confirmed"
     assert words(comparison, "updates", "language")["bert-style > prefix-lm"] == "contradicted"
+    verdicts = comparison.verdicts()
+    said = text.verdict_sentence(comparison, verdicts)
+    assert "by the reading tasks: 2 confirmed, 1 contradicted. By the tasks on language: " in said
+    alike = verdicts | {"language": verdicts["reading"]}
+    assert "By the tasks on language" not in text.verdict_sentence(comparison, alike)
     reading, language, both = (comparison.combined_scores(NAMES[0], g) for g in comparison.groups)
     assert all(both[seed] == pytest.approx((reading[seed] + language[seed]) / 2) for seed in both)
     orders = comparison.paper_orders
