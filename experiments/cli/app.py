@@ -162,6 +162,18 @@ def wrapped(text: str) -> str:
     return f"\n{BREAK}\n".join(paragraphs)
 
 
+class _Printed(io.StringIO):
+    """Holds what is printed, and has the encoding of the output, by which tyro chooses how to draw boxes."""
+
+    def __init__(self):
+        super().__init__()
+        self.output_encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+
+    @property
+    def encoding(self) -> str:
+        return self.output_encoding
+
+
 @contextmanager
 def _empty_lines_without_breaks() -> Iterator[None]:
     """Print what is printed inside without BREAK, so that other programs read empty lines.
@@ -171,7 +183,7 @@ def _empty_lines_without_breaks() -> Iterator[None]:
     if sys.stdout.isatty():
         yield
         return
-    printed = io.StringIO()
+    printed = _Printed()
     try:
         with redirect_stdout(printed):
             yield

@@ -191,7 +191,7 @@ def test_a_group_of_somebody_else_is_not_deleted(stage):
     stage.record(create_group=[exists], describe=[stage.absent, stage.group(*UP, action="DELETING")])
     stage.send(signal.SIGTERM, when=lambda: stage.calls().count("describe") > 2)
     assert launch(*GCE) == 130
-    assert stage.calls().endswith(f"{ASK} describe describe")
+    assert f"{ASK} describe" in stage.calls() and "delete" not in stage.calls()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
