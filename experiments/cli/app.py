@@ -165,13 +165,11 @@ def wrapped(text: str) -> str:
 class _Printed(io.StringIO):
     """Holds what is printed, and has the encoding of the output, by which tyro chooses how to draw boxes."""
 
+    encoding = ""
+
     def __init__(self):
         super().__init__()
-        self.output_encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-
-    @property
-    def encoding(self) -> str:
-        return self.output_encoding
+        self.encoding = getattr(sys.stdout, "encoding", None) or "ascii"
 
 
 @contextmanager
