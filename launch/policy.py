@@ -1,4 +1,4 @@
-"""What to do next: the meaning of exit codes, and the state machine of a run on a slice that may be lost."""
+"""Decide what to do next with a run on a slice that may be lost: exit codes, and a state machine."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -34,7 +34,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is tolerated, and where else a slice can be asked for."""
+    """Holds how much is tolerated, and in how many zones a slice can be requested."""
 
     restarts: int = 3  # failures in a row
     zones: int = 1
@@ -91,11 +91,9 @@ def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     """Return the next action, from the outcome of this one."""
     if state.action == "delete":
         return _deleted(state, outcome)
-    if state.action == "create" and not _already_exists(outcome):
+    if state.action == "create" and not already_exists(outcome):
         state = replace(state, owned=True)  # even if the request failed: it may have arrived
-    is_finished = (
-        state.action == "start" and outcome.code == DONE
-    )  # a signal that comes later changes nothing
+    is_finished = state.action == "start" and outcome.code == DONE  # a later signal changes nothing
     if outcome.stopped and not is_finished:
         return state.give_up(INTERRUPTED, "interrupted")
     if state.action == "describe":
@@ -118,7 +116,7 @@ def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     return state.go("describe", pause(failures, 10.0), outcome.message, failures=failures)
 
 
-def _already_exists(outcome: Outcome) -> bool:
+def already_exists(outcome: Outcome) -> bool:
     """Return whether a request failed since there is a slice of this name, perhaps of another launch."""
     return bool(outcome.code) and "ALREADY EXISTS" in outcome.message.upper().replace("_", " ")
 
@@ -128,10 +126,10 @@ def _is_refusal(message: str) -> bool:
 
 
 def _refused(state: SliceState, why: str, limits: Limits) -> SliceState:
-    """Go on in the next zone that has not refused; end if there is none."""
+    """Go on in the next zone that has not refused; end if there is none, or if the slice here is not ours."""
     refused = state.refused | {state.zone}
     following = _next_zone(replace(state, refused=refused), limits)
-    if following == state.zone:
+    if following == state.zone or not state.owned:
         return state.give_up(BAD_SETTINGS, why)
     return state.create_anew(following, why, refused=refused, failures=0)
 

@@ -20,7 +20,7 @@ from launch.accelerators import parse_slice
 from launch.command import Job, LaunchError, closest, label
 from launch.gcloud import Request, SliceApi
 from launch.options import Container, Machines, check_machines
-from launch.policy import ABSENT, DONE, FAILED, Limits, Outcome, SliceState, step, worst
+from launch.policy import ABSENT, DONE, FAILED, Limits, Outcome, SliceState, already_exists, step, worst
 from launch.processes import Child, finish_all, on_signals, say, show
 
 AFTER_FAILURE = 60.0  # seconds that the other hosts have, once the run has failed on one, to save and end
@@ -183,7 +183,7 @@ def _act(
     for number, (command,) in enumerate(commands):
         outcome = gcloud.call(command)
         if outcome.code:
-            last_already_exists = number == len(commands) - 1 and "already exists" in outcome.message
+            last_already_exists = number == len(commands) - 1 and already_exists(outcome)
             if len(commands) > 1 and not last_already_exists:
                 # delete the parts created so far, including leftovers of an earlier launch
                 with suppress(OSError):

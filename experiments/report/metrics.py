@@ -281,26 +281,26 @@ def budget_curve(run: Result, metrics: Sequence[Metric], experiment: Experiment)
     # The start, a short pre-training that rows share, is spent before the first update of the row's own.
     spent: dict[Budget, np.ndarray] = {
         "updates": branch_updates,
-        "FLOP": _spent_after(branch_updates, num_updates, run, "flops", run.start_flops, run.flops),
+        "FLOP": _spent_after(branch_updates, run, "flops", run.start_flops, run.flops),
         "content tokens": _spent_after(
-            branch_updates, num_updates, run, "content_tokens", run.start_tokens, run.content_tokens
+            branch_updates, run, "content_tokens", run.start_tokens, run.content_tokens
         ),
     }
     values = {m.name: np.array([m.value(point) for point in scores.values()], float) for m in metrics}
     return BudgetCurve(spent, values)
 
 
-def _spent_after(
-    updates: np.ndarray, num_updates: int, run: Result, name: str, start: float, total: float
-) -> np.ndarray:
+def _spent_after(updates: np.ndarray, run: Result, name: str, start: float, total: float) -> np.ndarray:
     """Return the amount that a run has spent after each number of ``updates``, both [P].
 
-    name: "flops" or "content_tokens". start, total: the amounts before the first and after the last update.
+    updates: in rising order; the last is the end of pre-training.
+    name: "flops" or "content_tokens".
+    start, total: the amounts before the first and after the last update.
     """
     points = {0: start}
     for end in sorted(map(int, run.phase_costs)):
         points[end] = points[max(points)] + run.phase_costs[str(end)][name]
-    points[num_updates] = total
+    points[int(updates[-1])] = total
     return np.interp(updates, list(points), list(points.values()))
 
 

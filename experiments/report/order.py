@@ -1,4 +1,4 @@
-"""How far two lists of scores put the same rows into the same order.
+"""Measure how far two lists of scores put the same rows into the same order.
 
 Kendall's tau is 1 for equal orders, 0 on average for unrelated ones, and -1 for opposite ones. Decision
 accuracy (Magnusson et al. 2025, "DataDecide") is the share of pairs of rows of which both lists call the same
@@ -24,7 +24,7 @@ SeedScores = Mapping[str, Mapping[int, float]]  # row -> seed -> score
 
 @dataclass(frozen=True)
 class PaperOrder:
-    """How far the rows of a table are in the order of their published scores."""
+    """Holds how far the rows of a table are in the order of their published scores."""
 
     rows: tuple[str, ...]
     tau: float  # Kendall's tau-b of our mean scores with the published means; nan if all of one are equal
@@ -37,7 +37,7 @@ class PaperOrder:
 
 @dataclass(frozen=True)
 class ScalePrediction:
-    """How far the order of rows at one scale predicts that at another."""
+    """Holds how far the order of rows at one scale predicts that at another."""
 
     rows: tuple[str, ...]
     accuracy: float  # share of pairs in the same order; half a pair if tied at one scale

@@ -183,7 +183,8 @@ def _answer(stage: LabelledStage, class_name: str, hf_config: Mapping[str, Any])
 
 def training_lines(run: Path, stage: NetworkStage) -> list[str]:
     """Return a line for each stage of training in order, also those of a run that it started from."""
-    base, lines = _base_model(run, stage), list[str]()
+    base = _base_model(run, stage)
+    lines: list[str] = []
     current: Stage | None = stage
     while current is not None:
         if isinstance(current, ExternalCheckpoint):

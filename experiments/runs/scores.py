@@ -1,4 +1,4 @@
-"""What a run scored and cost, from the records of its stages."""
+"""Collect what a run scored and cost from the records of its stages."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -102,7 +102,7 @@ def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Map
     phase_costs: dict[str, dict[str, float]] = {}
     for stage in pretrainings:
         if not stage.is_start_pretraining:
-            # pre-trainings for different tasks have the same phases
+            # Pre-trainings for different tasks have the same phases, whose costs add up.
             costs = phase_costs.setdefault(str(stage.training.steps), {"flops": 0.0, "content_tokens": 0})
             costs["flops"] += flops[stage.name]
             costs["content_tokens"] += int(content[stage.name])

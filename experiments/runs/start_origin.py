@@ -1,4 +1,4 @@
-"""Where the model of a start comes from: its name on the hub, or how the run was trained that it copies."""
+"""Read where the model of a start comes from: its name on the hub, or how the run was trained it copies."""
 
 from pathlib import Path
 

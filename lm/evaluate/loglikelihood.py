@@ -198,7 +198,7 @@ def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Requ
 
 
 class _Row(NamedTuple):
-    """What a model reads in one row of a batch, and the tokens that are then scored."""
+    """Holds what a model reads in one row of a batch, and the tokens that are then scored."""
 
     encoder: TokenIds  # read by the encoder
     prompt: TokenIds  # read by the decoder before the scored tokens

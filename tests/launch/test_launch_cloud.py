@@ -240,6 +240,14 @@ def test_a_fault_of_the_launcher_itself_deletes_the_slice(stage):
     assert launch(*QUEUED, "--adopt") == 0 and stage.calls().endswith("delete")
 
 
+def test_a_slice_that_another_launch_has_requested_is_never_deleted_to_try_another_zone():
+    exists = Outcome(code=1, message="ALREADY_EXISTS: Resource 'x'")
+    state = SliceState(action="create", failures=3)
+    assert step(state, exists, Limits(zones=2)).action == "end"
+    ours = SliceState(action="create", failures=3, owned=True)
+    assert step(ours, exists, Limits(zones=2)).action == "delete"
+
+
 def test_only_a_slice_of_ours_is_deleted():
     assert step(SliceState(), Outcome(stopped=True), Limits()).action == "end"
     assert step(SliceState(owned=True), Outcome(stopped=True), Limits()).action == "delete"
