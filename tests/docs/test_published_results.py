@@ -9,7 +9,7 @@ import shlex
 import tarfile
 from collections import Counter
 from itertools import combinations
-from statistics import mean
+from statistics import mean, stdev
 from types import SimpleNamespace
 
 import numpy as np
@@ -231,6 +231,35 @@ def test_the_guide_says_how_well_the_order_after_fewer_updates_predicts_that_aft
         for group, each in predicted["t5/4-objective"].items()
     )
     assert due.replace("%", " %") in " ".join((DOCS / "study.md").read_text().split())
+
+
+def test_the_guide_has_the_scores_and_differences_of_the_objectives_after_eight_times_the_updates():
+    longer = read_tables(DOCS / "results/mini-8x-objective.json")["t5/4-objective"]
+    shorter = read_tables(RESULTS)["t5/4-objective"]
+    section = (
+        (DOCS / "study.md").read_text().partition("### Eight times the updates")[2].partition("\n### ")[0]
+    )
+    for key, label in {
+        "bert-style": "BERT-style",
+        "prefix-lm": "prefix LM",
+        "deshuffling": "deshuffling",
+    }.items():
+        cells = []
+        for half in ("reading", "language"):
+            before, after = (
+                [*table["rows"][f"t5/4-objective/{key}"]["combined"][half].values()]
+                for table in (shorter, longer)
+            )
+            cells += [f"{mean(before):+.1f}", f"{mean(after):+.1f} ± {stdev(after):.1f}"]
+        assert f"| {label} | {' | '.join(cells)} |" in section
+    for claim in longer["claims"]:
+        for half in ("reading", "language"):
+            judged = claim["verdicts"][half]["updates"]
+            low, high = judged["interval"]
+            if judged["verdict"] == "contradicted":  # told as the lead of the other row
+                low, high = -high, -low
+            told = judged["verdict"] != "undecided" or half == "reading"
+            assert told == (f"{low:.1f} to {high:.1f})" in section), (claim["better"], claim["worse"], half)
 
 
 def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that_do_not():
