@@ -277,14 +277,16 @@ def _scores_panel(
 def score_vs_tokens_figure(comparison: Comparison, rows: Sequence[Row], title: str) -> PlotGrid | None:
     """Return mean z-scores over content tokens, a panel per group of metrics and a curve per row.
 
-    It is a diagnostic of how far an objective's lead comes from the number of tokens it predicts. None
-    without branches.
+    It is a diagnostic of how far an objective's lead comes from the number of tokens it predicts. Rows that
+    are still on the unigram plateau are left out, as in the other figures. None without branches.
     """
     panels = []
     for group in comparison.groups:
         curves = {}
         for row in rows:
             name = comparison.canonical_name(row)
+            if not comparison.has_left_plateau(name):
+                continue
             seeds = comparison.combined_scores_by_budget(name, "content tokens", group)
             if len(set(map(len, seeds))) == 1 and any(x > 0 for seed in seeds for x in seed):
                 curves[row.label] = mean_point_curve(seeds)

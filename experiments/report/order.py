@@ -27,7 +27,7 @@ class PaperOrder:
     """Holds how far the rows of a table are in the order of their published scores."""
 
     rows: tuple[str, ...]
-    tau: float  # Kendall's tau-b of our mean scores with the published means; nan if all of one are equal
+    tau: float  # Kendall's tau-b of our mean scores with the published means
     p: float  # probability of a tau as far from 0 if all orders were equally likely
     # 95 % bootstrap interval of tau over seeds and examples; None if all rows share fewer than two seeds
     interval: tuple[float, float] | None
@@ -103,7 +103,9 @@ def tau_p_value(x: np.ndarray, y: np.ndarray) -> float:
 def paper_order(
     table: Table, scores: Mapping[str, float], resampled: Mapping[str, np.ndarray] | None
 ) -> PaperOrder | None:
-    """Return how far our scores of a table's rows are in the order of its paper; None for too few rows.
+    """Return how far our scores of a table's rows are in the order of its paper.
+
+    None for too few rows, and where all of ours or all of the paper's are equal: these have no order.
 
     scores: row -> mean score over seeds. resampled: row -> its mean score in each bootstrap resample, with
     the same resamples for all rows, [NUM_RESAMPLES]; None if fewer than two seeds are common to all rows.
@@ -120,6 +122,8 @@ def paper_order(
         return None
     ours = np.array([scores[name] for name in rows])
     theirs = np.array([published[name] for name in rows])
+    if min(len(np.unique(ours)), len(np.unique(theirs))) == 1:
+        return None
     interval = None
     if resampled is not None:
         interval = percentile_interval(kendall_tau(np.stack([resampled[name] for name in rows], -1), theirs))

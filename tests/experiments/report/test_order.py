@@ -127,6 +127,15 @@ def test_a_paper_without_noise_has_an_order_and_no_repeat():
     assert order.tau == pytest.approx(1 / 3) and order.replication is None
 
 
+@pytest.mark.parametrize(("published_scores", "scores"), [((1, 1, 1), (1, 3, 2)), ((1, 2, 3), (0, 0, 0))])
+def test_rows_that_are_all_tied_have_no_order(published_scores, scores):
+    paper = Paper("P", "P 2026", (Column("a", ""),))
+    published = {key: Published(key, {"a": a}) for key, a in zip("xyz", published_scores, strict=True)}
+    table = make_table("tied", "", {key: {} for key in "xyz"}, paper=paper, published=published)
+    ours = {f"tied/{key}": float(score) for key, score in zip("xyz", scores, strict=True)}
+    assert paper_order(table, ours, None) is None
+
+
 def test_decision_accuracy_is_the_share_of_pairs_in_the_same_order_and_a_tie_counts_half():
     assert decision_accuracy(np.array([1, 2, 3]), np.array([1, 3, 2])) == pytest.approx(2 / 3)
     assert decision_accuracy(np.array([1, 1, 3]), np.array([1, 2, 3])) == pytest.approx(2.5 / 3)

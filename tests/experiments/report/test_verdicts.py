@@ -211,7 +211,11 @@ def test_a_row_on_the_plateau_has_neither_sign_nor_verdict_nor_a_point_among_z_s
     stuck, learning = {"exit_step": None}, study(tmp_path)
     signs, verdicts, points = marks_of(learning)
     assert all(signs) and "better" in verdicts and points == 3
-    signs, verdicts, points = marks_of(study(tmp_path, prefix_lm=stuck))
+    one_stuck = study(tmp_path, prefix_lm=stuck)
+    signs, verdicts, points = marks_of(one_stuck)
+    figures = table_figures(one_stuck, dict.fromkeys(one_stuck.canonical_names, {}))
+    drawn = figures["t5-4-objective-crossing"].panels[0].curves
+    assert len(drawn) == 2 and not any("Prefix" in label for label in drawn)
     assert signs[0] == "" and all(signs[1:])
     assert verdicts == ["not yet learning", "better", "better"] and points == 2
     signs, verdicts, points = marks_of(study(tmp_path, baseline=stuck))
