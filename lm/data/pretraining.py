@@ -374,7 +374,8 @@ class DenoisingRows(PickledWithoutCache):
         if self.reader.objective.concatenates:
             return UNPACKED_ROWS
         aligned = f" by {self.multiple}" if self.multiple > 1 else ""
-        return f"packed {self.architecture}{aligned}"
+        mode = " with mode" if self.mode_token is not None else ""  # a token more in each example
+        return f"packed {self.architecture}{aligned}{mode}"
 
     def __call__(self, numbers: np.ndarray) -> Batch:
         """Return the batch of the rows with these ``numbers``, int64 [B], counted from the first batch on.

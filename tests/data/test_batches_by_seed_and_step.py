@@ -13,6 +13,7 @@ from lm.data.batches import Batches, stream
 from lm.data.corpus.sampler import CorpusSampler, WindowPosition
 from lm.data.corpus.shards import InMemoryShard, split_shards
 from lm.data.corpus.token_cache import EncodedCorpus, encode_texts
+from lm.data.corpus.token_cache import concatenate as concatenate_texts
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.pretraining import pretraining_rows
 from lm.data.segments import SegmentedWindow, concatenate_documents
@@ -240,6 +241,15 @@ def test_documents_without_tokens_leave_no_second_eos():
         assert text.read(np.arange(text.length)).tolist() == expected
     none = concatenate_documents(np.arange(3), np.array([0, 1, 3]), None, after_last=True)
     assert none.read(np.arange(none.length)).tolist() == [0, 1, 2]
+
+
+def test_texts_joined_end_as_the_last_of_them_does(corpus):
+    whole = corpus.first()
+    cut = whole.truncate(int(whole.offsets[1]) - 1)
+    assert cut.is_truncated and not whole.is_truncated
+    assert concatenate_texts([whole, cut]).is_truncated
+    assert not concatenate_texts([cut, whole]).is_truncated
+    assert not concatenate_texts([]).is_truncated
 
 
 def test_a_document_that_is_cut_has_no_end(corpus):

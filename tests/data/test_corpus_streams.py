@@ -264,6 +264,40 @@ def test_a_sample_is_of_all_of_a_corpus_and_reads_a_part_of_it():
     assert sorted(sample_documents(Watched.several(80))) == sorted(WORDS)
 
 
+@pytest.mark.parametrize("ending", ["txt", "jsonl", "jsonl.gz", "parquet"])
+def test_a_sample_that_is_read_to_its_end_has_each_document_of_the_files_once(tmp_path, ending):
+    texts = [f"document {i}, whose words are many and much alike" for i in range(1_400)]  # 1.1 to 1.4 windows
+    path = tmp_path / f"a.{ending}"
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    if ending == "parquet":
+        table = pyarrow.table({"text": texts})
+        parquet.write_table(table, path, row_group_size=100, compression="zstd")
+    elif ending == "jsonl.gz":
+        path.write_bytes(gzip.compress(lines.encode()))
+    else:
+        path.write_text("\n\n".join(texts) if ending == "txt" else lines)
+    kind = {"txt": "text", "parquet": "parquet"}.get(ending, "jsonl")
+    for split in ("train", "validation"):
+        shards = corpus_shards(f"{kind}:{path}", split, tmp_path)
+        documents = sorted(iter_documents(shards))
+        assert documents and sorted(sample_documents(shards)) == documents
+
+
+def test_the_rows_of_an_epoch_are_counted_from_its_start_wherever_rows_were_looked_up_before(tmp_path):
+    def index():
+        reader = rows_in_streams(Watched.several(), tmp_path / "tokens", notes=tmp_path / "notes").rows.reader
+        return reader.row_index(0, reader.count_segments, "segments")
+
+    found = index()
+    count = found.count_epoch_rows(10**6)
+    found.find(4 * count)
+    for row in (0, count - 1, count, 2 * count + 1, 3 * count + count // 2):
+        resumed = index()
+        resumed.find(row)
+        assert resumed.count_epoch_rows(10**6) == count
+        assert resumed.count_epoch_rows(count - 1) == count - 1
+
+
 @pytest.mark.parametrize(
     ("wanted", "batch", "size", "count"),
     [(0, 128, 1e9, 16), (0, 12, 1e9, 4), (0, 128, 3e5, 4), (6, 12, 1, 6)],

@@ -9,7 +9,7 @@ import pytest
 from lm.batch import concatenate
 from lm.config.base import SettingError
 from lm.data.batches import Batches
-from lm.data.corpus.sampler import CorpusSampler
+from lm.data.corpus.sampler import CorpusSampler, WindowPosition
 from lm.data.corpus.token_cache import encode_texts
 from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
 from lm.data.pretraining import mode_tokens, pretraining_rows
@@ -160,6 +160,19 @@ def test_a_regular_row_worked_by_hand(batches):
     assert reader.lengths.raw == 51 and len(targets) == 8 + 3 + 1 and len(inputs) == 48
     assert [token for token in inputs[1:] if token > top - 97] == [top - 1, top - 2, top - 3]
     assert [token for token in targets if token > top - 97] == [top - 1, top - 2, top - 3]
+
+
+@pytest.mark.parametrize("architecture", ["decoder", "prefix-decoder"])
+def test_rows_that_a_mode_token_fills_sooner_have_a_row_index_of_their_own(batches, mixture, architecture):
+    apart = replace(OBJECTIVES["span-corruption"], documents="apart")
+    denoisers = Denoiser("regular", apart, mode="[R]"), Denoiser("plain", apart)
+    made = batches(mixture(*denoisers), architecture, inputs_length=400)
+    with_mode, _ = made.rows.parts
+    without = replace(with_mode, mode_token=None)
+    epochs = [WindowPosition(0, epoch, 0, 0, 0, 0) for epoch in range(30)]
+    assert sum(map(with_mode.count_rows, epochs)) > sum(map(without.count_rows, epochs))
+    assert with_mode.row_index_key != without.row_index_key
+    assert without.row_index_key == f"packed {architecture}"  # as index files on disk are named
 
 
 def test_encoders_mix_shares_of_masked_tokens(batches, mixture):

@@ -235,6 +235,8 @@ class RowIndex:
 
     def count_epoch_rows(self, limit: int) -> int:
         """Return the number of rows in the first epoch of the stream, at most ``limit``."""
+        if self._entries and self._entries[0].position.epoch > 0:  # ``find`` began to count in a later epoch
+            self._restart(None)
         while self._end < limit and (not self._entries or self._entries[-1].position.epoch == 0):
             self._count_next_window()
         later = [entry.first_row for entry in self._entries if entry.position.epoch > 0]

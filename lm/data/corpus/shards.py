@@ -148,24 +148,33 @@ def split_shards(shards: Sequence[Shard], num_streams: int) -> list[Shard]:
 def iter_documents(shards: Sequence[Shard]) -> Iterator[str]:
     """Yield all documents of the shards in order; windows are read lazily."""
     for shard in shards:
-        index = 0
-        while (window := shard.read(index, MAX_WINDOW_BYTES)) is not None:
-            yield from window.documents
-            index += 1
+        yield from _documents_from(shard, 0, MAX_WINDOW_BYTES)
 
 
 def sample_documents(shards: Sequence[Shard]) -> Iterator[str]:
-    """Yield all documents, window by window in a fixed random order; windows are read lazily."""
+    """Yield all documents, window by window; windows are read lazily.
+
+    As many windows as the stored size of a shard suggests come first, in a fixed random order. The others
+    follow, shard by shard: text ends with a part of a window, and a compressed file holds more windows than
+    its size suggests, which cannot be counted without decompressing it.
+    """
     window_bytes = choose_window_bytes(shards, SAMPLE_STREAMS)
-    windows = []
-    for shard in shards:
-        num_windows = max(round(shard.size / window_bytes), 1)
-        windows += [(shard, index) for index in range(num_windows)]
+    estimates = [max(round(shard.size / window_bytes), 1) for shard in shards]
+    windows = [(shard, index) for shard, num in zip(shards, estimates, strict=True) for index in range(num)]
     random = np.random.Generator(np.random.Philox(key=[0, 0]))
     for number in random.permutation(len(windows)).tolist():
         shard, index = windows[number]
         if (window := shard.read(index, window_bytes)) is not None:
             yield from window.documents
+    for shard, index in zip(shards, estimates, strict=True):
+        yield from _documents_from(shard, index, window_bytes)
+
+
+def _documents_from(shard: Shard, window: int, window_bytes: int) -> Iterator[str]:
+    """Yield the documents of a shard in order, from the window with this index on."""
+    while (text := shard.read(window, window_bytes)) is not None:
+        yield from text.documents
+        window += 1
 
 
 def corpus_fingerprint(shards: Sequence[Shard]) -> str:

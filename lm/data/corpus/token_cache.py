@@ -181,13 +181,19 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> EncodedD
 
 
 def concatenate(parts: Sequence[EncodedDocuments]) -> EncodedDocuments:
+    """Return all documents of the parts in order.
+
+    The result is truncated if the last part is. A document that truncation has cut at the end of an earlier
+    part is then not marked.
+    """
     if not parts:
         return EncodedDocuments(np.zeros(0, np.uint16), np.zeros(1, np.int64))
     starts = np.cumsum([0, *(len(part.tokens) for part in parts[:-1])])
     offsets = [part.offsets[1:] + start for part, start in zip(parts, starts, strict=True)]
     tokens = np.concatenate([part.tokens for part in parts])
     num_corrupt = sum(part.num_corrupt for part in parts)
-    return EncodedDocuments(tokens, np.concatenate([[0], *offsets]), num_corrupt)
+    is_truncated = parts[-1].is_truncated
+    return EncodedDocuments(tokens, np.concatenate([[0], *offsets]), num_corrupt, is_truncated)
 
 
 def _chunks(documents: Sequence[str]) -> Iterator[list[str]]:
