@@ -75,7 +75,7 @@ def _show_phase(experiment: Experiment, name: str, step: int, data: Inputs, coun
     few_rows = range(min(count, experiment.pretraining.batch_size))
     batch = batches(step, slice(0, len(few_rows)))
     numbers = step * batches.batch_size + np.arange(len(few_rows))  # of all rows since step 0
-    denoisers = row_denoisers(batches.rows, experiment.objective, numbers)
+    denoisers = row_denoisers(batches.row_source, experiment.objective, numbers)
     modes = mode_tokens(experiment.objective.denoisers, data.vocabulary)
     for number, denoiser in zip(few_rows, denoisers, strict=True):
         # In our own vocabularies the mask and [CLS] have the ids of sentinels, but are shown by their names.

@@ -25,7 +25,7 @@ from experiments.study.experiment import BASELINE, Experiment
 from launch.accelerators import libtpu_flags
 from lm.config.base import SettingError, to_json
 from lm.data.collocations import Collocations
-from lm.data.corpus.token_cache import encode_texts
+from lm.data.corpus.token_cache import in_memory_corpus
 from lm.data.seq2seq import eval_batches
 from lm.files import write
 from lm.objectives.denoising import Lengths
@@ -60,7 +60,7 @@ def planned_step(experiment: Experiment, slices: Slice) -> PlannedStep:
     """Return the step with its batch of pre-training, made of a few words instead of the corpus."""
     vocabulary = ByteTokenizer(max(experiment.data.sentinels, 2))
     with tempfile.TemporaryDirectory() as folder:
-        tokens = encode_texts(["words and words. " * 400] * 4, vocabulary, Path(folder))
+        tokens = in_memory_corpus(["words and words. " * 400] * 4, vocabulary, Path(folder))
         sources, none = Sources(Path(folder)), Collocations(())
         inputs = Inputs(vocabulary, tokens, tokens, sources, collocations=none)
         batches = pretraining_batches(experiment, inputs, "train", batch_size=1)

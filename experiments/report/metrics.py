@@ -21,7 +21,7 @@ from experiments.study.claims import compared_columns
 from experiments.study.experiment import Experiment
 from experiments.study.table import Table
 from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.task import LOWER_IS_BETTER, Half
+from lm.data.tasks.task import LOWER_IS_BETTER, TaskHalf
 
 TaskScores = Mapping[str, Mapping[str, Any]]  # task -> scores of its best checkpoint, as in scores.json
 # what training spends; two rows can be compared where they have spent equal amounts of it
@@ -76,7 +76,7 @@ class Metric:
     paper_column: str | None = None  # the paper's column of the same kind
     chance: float | None = None  # the score of guessing
     task_metric: str = ""  # names of the tasks' own metrics, such as "accuracy", whose mean is their "score"
-    half: Half = ""  # of the tasks; "" for held-out text
+    half: TaskHalf = ""  # of the tasks; "" for held-out text
 
     @property
     def title(self) -> str:
@@ -176,7 +176,7 @@ def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metr
     )
 
 
-def task_half(name: str, scores: Mapping[str, Any]) -> Half:
+def task_half(name: str, scores: Mapping[str, Any]) -> TaskHalf:
     """Return the half that a task belongs to, from its ``scores`` in scores.json.
 
     Runs of older versions did not record it; for those it is the half in the task's definition. Tasks of
@@ -193,7 +193,7 @@ def metric_groups(metrics: Iterable[Metric]) -> dict[Group, dict[str, float]]:
     Without tasks there is one group of one metric: bits per byte or, if no documents were scored, held-out
     loss.
     """
-    names: dict[Half, list[str]] = {"reading": [], "language": []}
+    names: dict[TaskHalf, list[str]] = {"reading": [], "language": []}
     held_out = []
     for metric in metrics:
         if metric.is_held_out:

@@ -288,8 +288,8 @@ class LabelledRows:
     def lengths(self) -> Lengths:
         return Lengths(self.reader.length, self.reader.length, self.reader.length)
 
-    def __call__(self, numbers: np.ndarray) -> Batch:
-        indices = shuffled_indices(numbers, len(self.rows), self.seed).tolist()
+    def __call__(self, row_numbers: np.ndarray) -> Batch:
+        indices = shuffled_indices(row_numbers, len(self.rows), self.seed).tolist()
         rows = [self.rows[index] for index in indices]
         self.reader.task.check_labels(rows, indices)
         return self.reader.batch(rows, len(rows))

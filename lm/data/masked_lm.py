@@ -24,7 +24,7 @@ from lm.batch import Batch, Side
 from lm.data.batches import evenly_spread_uniforms, uniforms
 from lm.data.segments import UNPACKED_ROWS, SegmentedWindow, SegmentReader, WindowRows
 from lm.objectives.corruption import CorruptionInputs, length_mask
-from lm.objectives.denoising import REPLACED, RESTORED, Lengths
+from lm.objectives.denoising import Lengths
 from lm.objectives.formatting import INPUTS, prediction_order, split_points
 from lm.tokenizers.tokenizer import PAD
 
@@ -63,29 +63,34 @@ class MaskedLMRows:
     def paired(self) -> bool:
         return self.reader.objective.pairs != "none"
 
+    @property
+    def bounds_likelihood(self) -> bool:
+        """Return whether the loss estimates a bound of the text's likelihood, as in masked diffusion."""
+        return self.reader.objective.corruption.loss_weights is not None
+
     def count_epoch_rows(self, limit: int) -> int:
         """Return the number of rows in the first epoch of a single-stream corpus, at most ``limit``."""
         return self.reader.count_epoch_rows(limit, self.reader.count_segments, self.row_index_key)
 
-    def __call__(self, numbers: np.ndarray) -> Batch:
+    def __call__(self, row_numbers: np.ndarray) -> Batch:
         draws = self.reader.objective.uniforms_per_token + self.paired
-        u = uniforms(self.reader.seed, numbers, draws, self.lengths.raw)
-        if self.reader.objective.corruption.loss_weights is not None:
-            u[:, 1, 0] = evenly_spread_uniforms(self.reader.seed, numbers)
-        windows = self.reader.find_rows(numbers, self.reader.count_segments, self.row_index_key)
+        u = uniforms(self.reader.seed, row_numbers, draws, self.lengths.raw)
+        if self.bounds_likelihood:  # this number decides the share of masked tokens (``Noise.loss_weights``)
+            u[:, 1, 0] = evenly_spread_uniforms(self.reader.seed, row_numbers)
+        windows = self.reader.find_rows(row_numbers, self.reader.count_segments, self.row_index_key)
         parts = [self._read_rows(window, u) for window in windows]
         order = np.argsort(np.concatenate([part.batch_rows for part in parts]))
         rows = UnmaskedRows(*(np.concatenate(values)[order] for values in zip(*parts, strict=True)))
         batch = self._mask_rows(rows, u[:, : len(u[0]) - self.paired])
         if not self.paired:
             return batch
-        weights = np.ones(len(numbers), np.float32)
+        weights = np.ones(len(row_numbers), np.float32)
         labels = rows.changed.astype(np.int32)
         return replace(batch, sentence_labels=labels, sentence_loss_weights=weights)
 
     def _read_rows(self, window: WindowRows, u: np.ndarray) -> UnmaskedRows:
-        segments = self.reader.segment_order(window.position)[window.rows]
-        pairs = PairSampler(self.reader.window(window.position), self.lengths.raw)
+        segments = self.reader.shuffle_segments(window.position)[window.rows]
+        pairs = PairSampler(self.reader.read_window(window.position), self.lengths.raw)
         if self.paired:
             pair, changed = pairs.sample(segments, u[window.batch_rows, -1])
         else:
@@ -111,22 +116,23 @@ class MaskedLMRows:
             breaks = second | between | (np.arange(self.lengths.raw) == lengths[:, None])
             starts = self.reader.collocations.unit_starts(text, starts, breaks, u[:, 1])
         mask = objective.draw_noise(CorruptionInputs(lengths, u, 0, starts))
-        if objective.corruption.loss_weights is None:
+        if not self.bounds_likelihood:
             mask &= ~between
         return mask & length_mask(lengths, self.lengths.raw)
 
     def _mask_rows(self, rows: UnmaskedRows, u: np.ndarray) -> Batch:
         """Return the batch of masked rows, with [CLS] and [SEP] around their segments."""
-        objective, tokenizer, paired = self.reader.objective, self.reader.tokenizer, int(self.paired)
+        objective, tokenizer, paired = self.reader.objective, self.reader.tokenizer, self.paired
         text, first_length = rows.text, rows.lengths[:, :1]
         noise = self._noise(rows, u)
         visible = INPUTS[objective.inputs].apply(objective, text, noise, u[:, -1], tokenizer).tokens
         positions = np.arange(self.lengths.inputs)
-        in_second = paired * (positions > first_length + 1)
+        in_second = paired & (positions > first_length + 1)
         end = rows.lengths.sum(1)[:, None] + 1 + paired  # position of the last [SEP]
         in_row = positions <= end
-        is_text = (positions > 0) & (positions < end) & ((positions != first_length + 1) | (not paired))
-        special = np.where(positions > 0, tokenizer.sep, tokenizer.cls) * in_row + PAD * ~in_row
+        is_middle_sep = paired & (positions == first_length + 1)
+        is_text = (positions > 0) & (positions < end) & ~is_middle_sep
+        special = np.where(positions == 0, tokenizer.cls, np.where(in_row, tokenizer.sep, PAD))
         source = np.clip(positions - 1 - in_second, 0, self.lengths.raw - 1)  # index in the text
         order = None
         if objective.targets == "permuted":
@@ -141,16 +147,16 @@ class MaskedLMRows:
             tokens=np.where(is_text, visible, special).astype(np.int32),
             segment_ids=in_row.astype(np.int32),
             positions=(positions * in_row).astype(np.int32),
-            token_types=(in_second * in_row).astype(np.int32) if paired else None,
+            token_types=(in_second & in_row).astype(np.int32) if paired else None,
             prediction_order=order,
             targets=np.where(is_text, text, special).astype(np.int32),
             loss_weights=loss_weights,
             content=is_text & noise & (text != tokenizer.sep),
         )
         discriminator_weights = None
-        if objective.targets in ("replaced", "restored"):  # of every token of the row
+        if objective.targets in ("replaced", "restored"):  # the discriminator predicts every token of the row
             discriminator_weights = in_row.astype(np.float32)
-        elif objective.targets in (*REPLACED, *RESTORED):  # of those that were masked
+        elif objective.targets in ("replaced-at-masks", "restored-at-masks"):  # only those that were masked
             discriminator_weights = (is_text & noise).astype(np.float32)
         return Batch(
             encoder=side, discriminator_loss_weights=discriminator_weights, num_loss_tokens=num_loss_tokens
@@ -162,12 +168,12 @@ class NextTokenRows(MaskedLMRows):
     """Rows of an encoder with a causal mask: each position predicts the next token.
 
     The texts and their [CLS] and [SEP] are those of ``MaskedLMRows`` with the same reader, and nothing is
-    hidden. The closing [SEP] is predicted if each example ends (``Objective.eos``); between documents [SEP]
-    always is.
+    hidden. A [SEP] between documents is always predicted, the closing one if EOS ends each example
+    (``Objective.eos_after_each_example``).
     """
 
-    def __call__(self, numbers: np.ndarray) -> Batch:
-        side = super().__call__(numbers).side("encoder")
+    def __call__(self, row_numbers: np.ndarray) -> Batch:
+        side = super().__call__(row_numbers).side("encoder")
         eos_after_each_example = self.reader.objective.eos_after_each_example
         targets, next_segment = _shift_left(side.tokens), _shift_left(side.segment_ids)
         predicts_closing_sep = _shift_left(next_segment) == 0
@@ -241,16 +247,18 @@ class PairSampler:
     def _sample_sentences(self, segments: np.ndarray, u: np.ndarray) -> tuple[SegmentPair, np.ndarray]:
         """Return ``sample`` of segments of two sentences; too long pairs lose tokens at both ends."""
         all_segments, sentences = self.window.segments, self.window.sentences
+        # of all segments of the window
         second_starts = sentences[np.searchsorted(sentences, all_segments.starts, side="right")]
         second_lengths = all_segments.starts + all_segments.lengths - second_starts
         changed = u[:, 1] < CHANGED
-        second = np.where(changed, self._other_segment(segments, u[:, 2]), segments)
+        second_from = np.where(changed, self._other_segment(segments, u[:, 2]), segments)
         first_start, first_end = all_segments.starts[segments], second_starts[segments]
-        first_length, second_length = first_end - first_start, second_lengths[second]
+        first_length, second_length = first_end - first_start, second_lengths[second_from]
+        # The second sentence gets what the first leaves, at least half; the first then loses its beginning.
         room = np.maximum(self.max_length - first_length, self.max_length // 2)
         second_length = np.minimum(second_length, room)
         first_length = np.minimum(first_length, self.max_length - second_length)
-        starts = np.stack([first_end - first_length, second_starts[second]], axis=1)
+        starts = np.stack([first_end - first_length, second_starts[second_from]], axis=1)
         return SegmentPair(starts, np.stack([first_length, second_length], axis=1)), changed
 
     def _other_segment(self, segments: np.ndarray, u: np.ndarray) -> np.ndarray:

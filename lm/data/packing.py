@@ -29,7 +29,9 @@ class PaddedTexts(NamedTuple):
 
     tokens: np.ndarray  # int32 [B,L]
     lengths: np.ndarray  # int32 [B]: without padding, which cannot be told from tokens by its id
-    content: np.ndarray  # bool [B,L]: content tokens (``lm.data.content``)
+    # bool [B,L]: content tokens (``lm.data.content``): no sentinel, mask token, EOS or prefix id and, in the
+    # targets of denoising, only what the inputs hide
+    content: np.ndarray
 
     @property
     def mask(self) -> np.ndarray:
@@ -89,7 +91,8 @@ def pack_examples(sizes: np.ndarray, capacity: np.ndarray) -> np.ndarray:
     """Return the index of each row's first example, and last the number of examples, int64 [rows + 1].
 
     ``sizes`` [examples, sides] and ``capacity`` [sides] are in tokens; the sides are encoder and decoder, or
-    only the decoder. Examples stay in order: the first that does not fit on each side begins the next row.
+    only the decoder. Examples stay in order: the first that does not fit on one of the sides begins the
+    next row.
     SettingError if an example is longer than a row.
 
     >>> pack_examples(np.array([[3], [4], [2], [5]]), np.array([8])).tolist()
@@ -141,22 +144,23 @@ def make_packed_batch(
     batch_size: int,
     *,
     loss: LossName = "all-tokens",
-    multiple: int = 1,
+    pad_to_multiple_of: int = 1,
 ) -> Batch:
     """Return the batch of packed examples, with arrays [batch_size,S] and [batch_size,T].
 
     ``inputs`` and ``targets`` include EOS if there is one; ``rows`` [examples], ascending, is the row of each
     example. ``loss`` says which tokens of a decoder without an encoder have a loss weight. An encoder's
-    examples begin at multiples of ``multiple`` tokens, with padding between them.
+    examples are each padded to a multiple of ``pad_to_multiple_of`` tokens, so that they begin at such
+    multiples; padding ends with the row.
     """
     if architecture in ENCODER_DECODERS:
-        packed = _pack(inputs, rows, (batch_size, lengths.inputs), multiple)
+        packed = _pack(inputs, rows, (batch_size, lengths.inputs), pad_to_multiple_of)
         encoder = Side(tokens=packed.tokens, segment_ids=packed.segments, positions=packed.positions)
         decoder_texts = targets
     else:
         encoder = None
-        # Inputs are not content where the model sees what it predicts (a prefix), nor where they are not
-        # predicted (loss on targets only).
+        # Inputs are not content in a prefix decoder, which sees them without a causal mask, nor if the loss
+        # is on targets only, since they are then not predicted.
         if architecture == "prefix-decoder" or loss == "targets":
             inputs = inputs._replace(content=np.zeros_like(inputs.content))
         decoder_texts = concatenate_sides(inputs, targets)
@@ -223,22 +227,26 @@ class PackedRows(NamedTuple):
     content: np.ndarray  # bool
 
 
-def _pack(examples: PaddedTexts, rows: np.ndarray, shape: tuple[int, int], multiple: int = 1) -> PackedRows:
+def _pack(
+    examples: PaddedTexts, rows: np.ndarray, shape: tuple[int, int], pad_to_multiple_of: int = 1
+) -> PackedRows:
     """Return the examples packed into rows of this shape; SettingError if they do not fit.
 
-    ``rows`` [examples], ascending, is the row of each example, which begins at a multiple of ``multiple``.
+    ``rows`` [examples], ascending, is the row of each example. Examples begin at multiples of
+    ``pad_to_multiple_of``.
     """
-    room = round_up(examples.lengths, multiple, shape[1])
-    filled = np.bincount(rows, weights=room, minlength=shape[0]).astype(np.int64)
-    if len(filled) > shape[0] or (filled > shape[1]).any():
-        raise SettingError(f"rows of {filled.max()} tokens do not fit in a batch of shape {shape}")
-    destination, source = length_mask(filled, shape[1]), np.flatnonzero(examples.mask)
-    if multiple > 1:
-        # ``destination`` and ``in_room`` mark the same positions in the same order, the room of one example
-        # after another. Of these keep the tokens, so that nothing is written to the padding after an example.
-        width = room.max(initial=0)
-        in_room, in_example = length_mask(room, width), length_mask(examples.lengths, width)
-        destination[destination] = in_example[in_room]
+    # A slot is an example with the padding after it.
+    slot_lengths = round_up(examples.lengths, pad_to_multiple_of, shape[1])
+    row_lengths = np.bincount(rows, weights=slot_lengths, minlength=shape[0]).astype(np.int64)
+    if len(row_lengths) > shape[0] or (row_lengths > shape[1]).any():
+        raise SettingError(f"rows of {row_lengths.max()} tokens do not fit in a batch of shape {shape}")
+    destination, source = length_mask(row_lengths, shape[1]), np.flatnonzero(examples.mask)
+    if pad_to_multiple_of > 1:
+        # The slots of a row follow each other without gaps: ``destination`` and ``in_slot`` mark the same
+        # positions in the same order. Write to the tokens of each slot and not to the padding at its end.
+        width = slot_lengths.max(initial=0)
+        in_slot, in_example = length_mask(slot_lengths, width), length_mask(examples.lengths, width)
+        destination[destination] = in_example[in_slot]
     tokens, segments, positions = (np.zeros(shape, np.int32) for _ in range(3))
     content = np.zeros(shape, bool)
     tokens[destination] = examples.tokens.ravel()[source]

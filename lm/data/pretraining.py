@@ -1,7 +1,8 @@
 """Pre-training rows of models with a decoder: inputs and targets of corrupted text, packed into rows.
 
-A window is the part of a shard of the corpus (64 KiB to 8 MiB of text) that is read, shuffled and cached as
-one. Its documents are split into segments, and each segment is one example: it is corrupted by itself.
+A window is the part of a shard of the corpus that is read, shuffled and cached as one
+(``lm.data.corpus.shards``). Its documents are split into segments, and each segment is one example: it is
+corrupted by itself.
 
 With a mixture of denoisers each row of a batch is made by one of them (``DenoiserMixtureRows``).
 
@@ -60,7 +61,7 @@ def pretraining_rows(
     batch_size: int,
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS,
     collocations: Collocations | None = None,
-    multiple: int = 1,
+    pad_to_multiple_of: int = 1,
 ) -> "PretrainingRows":
     """Return the source of rows of a corpus under an objective.
 
@@ -68,9 +69,9 @@ def pretraining_rows(
     a causal language model's, ``NextTokenRows``, and ``DenoiserMixtureRows`` for a mixture.
 
     ``boundary`` holds the special ids around examples: EOS, the decoder's start token and prefix ids.
-    ``collocations`` are those of PMI masking. Packed examples begin at multiples of ``multiple`` tokens in an
-    encoder's rows (``FunnelConfig``). SettingError if objective, architecture, tokenizer and collocations do
-    not fit together.
+    ``collocations`` are those of PMI masking. In an encoder's rows each packed example is padded to a
+    multiple of ``pad_to_multiple_of`` tokens (``FunnelConfig``). SettingError if objective, architecture,
+    tokenizer and collocations do not fit together.
     """
     check_architecture(architecture, sampler.seed or 0)
     tokenizer, denoisers = sampler.corpus.tokenizer, objective.denoisers
@@ -92,7 +93,7 @@ def pretraining_rows(
             parts.append(MaskedLMRows(reader) if denoiser.objective.has_inputs else NextTokenRows(reader))
         else:
             mode = modes.get(denoiser.mode)
-            parts.append(DenoisingRows(reader, architecture, boundary, mode, len(modes), multiple))
+            parts.append(DenoisingRows(reader, architecture, boundary, mode, len(modes), pad_to_multiple_of))
     return DenoiserMixtureRows(denoisers, tuple(parts)) if objective.mixture else parts[0]
 
 
@@ -116,8 +117,8 @@ def lengths_of_denoisers(
 
     A mode token (UL2's "[R]", "[S]" or "[X]") begins the inputs and tells the model the kind of denoiser.
     Rows of an encoder have ``inputs_length`` tokens, whatever the denoiser. A row of a decoder without an
-    encoder holds inputs and targets. There a denoiser with shorter rows than another gets more text: as much
-    as fits into rows as long as the longest.
+    encoder holds inputs and targets. In a mixture for such a decoder, each denoiser gets the longest text
+    whose row is no longer than the longest row of any denoiser at ``inputs_length``.
     """
 
     def lengths_of(denoiser: Denoiser, length: int) -> Lengths:
@@ -212,12 +213,15 @@ def denoise(
     text: PaddedTexts,
     random_numbers: np.ndarray,
     tokenizer: Tokenizer,
-    limits: Lengths,
+    max_targets: int,
     *,
     reserved_sentinels: int = 0,
     collocations: Collocations | None = None,
 ) -> tuple[PaddedTexts, PaddedTexts]:
-    """Return inputs and targets of texts [B,L], within ``limits``, each with EOS if the objective writes it.
+    """Return inputs and targets of texts [B,L], each with EOS if the objective writes it.
+
+    Noise is reduced until targets have at most ``max_targets`` tokens. Texts are short enough that
+    inputs fit (``compute_lengths``).
 
     ``random_numbers`` float32 [B,R,L] are uniform. Axis R holds, in this order: those of the corruption mask,
     one for the format of the inputs if that is random, one for the format of the targets if that is, and one
@@ -258,11 +262,11 @@ def denoise(
             word_starts = collocations.unit_starts(tokens, word_starts, breaks, random_numbers[:, 1])
         num_sentinels = tokenizer.num_sentinels - reserved_sentinels
         texts = CorruptionInputs(lengths, random_numbers, num_sentinels, word_starts)
-        noise = noise_mask(objective, texts, limits.targets)
+        noise = noise_mask(objective, texts, max_targets)
         inputs_format = INPUTS[objective.inputs]
         formatted = inputs_format.apply(objective, tokens, noise, random_numbers[:, -1], tokenizer)
         if objective.noise == "none" and order is not None:
-            # No token is masked, but the order has changed: none counts as visible at its position.
+            # No token is masked, but the order has changed: no target counts as visible at its own position.
             noise = np.ones_like(noise)
         inputs_eos = eos if objective.has_inputs and inputs_format.ends_with_eos else None
         inputs = _keep_formatted(formatted, is_token, is_text_token & ~noise, inputs_eos)
@@ -277,7 +281,11 @@ def denoise(
 def _keep_formatted(
     formatted: Formatted, is_token: np.ndarray, content: np.ndarray, eos: int | None
 ) -> PaddedTexts:
-    """Return a formatted text without the tokens that it drops; both masks are bool [B,L], of the text."""
+    """Return a formatted text without the slots that it drops.
+
+    ``is_token`` and ``content``, bool [B,L], are masks of the text. ``formatted.source`` maps slots to
+    positions of the text; slots at -1 hold inserted tokens, which are not content.
+    """
     tokens, keep, source = formatted
     if source is not None:
         is_inserted, position = source < 0, np.maximum(source, 0)
@@ -349,7 +357,7 @@ class DenoisingRows(PickledWithoutCache):
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
     mode_token: int | None = None  # begins the inputs of each example
     reserved_sentinels: int = 0  # mode tokens of the whole mixture, which noise does not use
-    multiple: int = 1  # packed examples begin at multiples of it in an encoder's rows [tokens]
+    pad_to_multiple_of: int = 1  # in an encoder's rows, for each packed example [tokens]
 
     @property
     def input_prefix(self) -> tuple[int, ...]:
@@ -373,20 +381,20 @@ class DenoisingRows(PickledWithoutCache):
         """
         if self.reader.objective.concatenates:
             return UNPACKED_ROWS
-        aligned = f" by {self.multiple}" if self.multiple > 1 else ""
+        aligned = f" by {self.pad_to_multiple_of}" if self.pad_to_multiple_of > 1 else ""
         mode = " with mode" if self.mode_token is not None else ""  # a token more in each example
         return f"packed {self.architecture}{aligned}{mode}"
 
-    def __call__(self, numbers: np.ndarray) -> Batch:
-        """Return the batch of the rows with these ``numbers``, int64 [B], counted from the first batch on.
+    def __call__(self, row_numbers: np.ndarray) -> Batch:
+        """Return the batch of the rows with these numbers, int64 [B], counted from the first batch on.
 
         It finds the windows of the rows, reads the segments of each row, corrupts each segment to inputs and
         targets, and packs these into rows.
         """
         objective = self.reader.objective
         read = self._read_whole_rows if objective.concatenates else self._read_packed_rows
-        windows = self.reader.find_rows(numbers, self.count_rows, self.row_index_key)
-        segments = _in_batch_order([read(window, numbers) for window in windows])
+        windows = self.reader.find_rows(row_numbers, self.count_rows, self.row_index_key)
+        segments = _sort_by_row([read(window, row_numbers) for window in windows])
         random_numbers = uniforms(
             segments.seeds, segments.keys, objective.uniforms_per_token, self.reader.lengths.raw
         )
@@ -397,7 +405,7 @@ class DenoisingRows(PickledWithoutCache):
             segments.text,
             random_numbers,
             self.reader.tokenizer,
-            self.reader.lengths,
+            self.reader.lengths.targets,
             reserved_sentinels=self.reserved_sentinels,
             collocations=self.reader.collocations,
         )
@@ -409,9 +417,9 @@ class DenoisingRows(PickledWithoutCache):
             segments.batch_rows,
             self.architecture,
             self.lengths,
-            len(numbers),
+            len(row_numbers),
             loss=objective.loss,
-            multiple=self.multiple,
+            pad_to_multiple_of=self.pad_to_multiple_of,
         )
         return set_decoder_start(batch, self.boundary.decoder_start)
 
@@ -424,7 +432,7 @@ class DenoisingRows(PickledWithoutCache):
         (window,) = reader.find_stream_rows(
             number % num_streams, number // num_streams, reader.count_segments, UNPACKED_ROWS
         )
-        text = self._read_text(window.position, reader.segment_order(window.position)[window.rows])
+        text = self._read_text(window.position, reader.shuffle_segments(window.position)[window.rows])
         random_numbers = uniforms(
             reader.seed, np.array([number]), reader.objective.uniforms_per_token, self.lengths.raw
         )
@@ -433,7 +441,7 @@ class DenoisingRows(PickledWithoutCache):
             text,
             random_numbers,
             reader.tokenizer,
-            reader.lengths,
+            reader.lengths.targets,
             collocations=reader.collocations,
         )
 
@@ -453,30 +461,32 @@ class DenoisingRows(PickledWithoutCache):
 
         def pack(position: WindowPosition) -> PackedWindow:
             length_uniforms = self.reader.length_uniforms(position)
-            raw_lengths = self.reader.window(position).segments.lengths[self.reader.segment_order(position)]
+            segments = self.reader.read_window(position).segments
+            raw_lengths = segments.lengths[self.reader.shuffle_segments(position)]
             lengths = corrupted_lengths(self.reader.objective, raw_lengths, length_uniforms)
-            # [segments,2], tokens of inputs and of targets; [segments,1], of both, where one row holds both
+            # [segments,2]: the tokens of the inputs and of the targets
             sizes = np.stack(lengths, axis=1) + [len(self.input_prefix), len(self.boundary.prefix)]
-            sizes[:, 0] = round_up(sizes[:, 0], self.multiple, self.lengths.inputs)
+            sizes[:, 0] = round_up(sizes[:, 0], self.pad_to_multiple_of, self.lengths.inputs)
             if self.architecture not in ENCODER_DECODERS:
-                sizes = sizes.sum(axis=1, keepdims=True)
+                sizes = sizes.sum(axis=1, keepdims=True)  # [segments,1]: one row holds both
             row_starts = pack_examples(sizes, row_capacity(self.architecture, self.lengths))
             return PackedWindow(row_starts, length_uniforms)
 
         return functools.lru_cache(maxsize=CACHED_WINDOWS * self.reader.sampler.num_streams)(pack)
 
-    def _read_whole_rows(self, window: WindowRows, numbers: np.ndarray) -> SegmentBatch:
+    def _read_whole_rows(self, window: WindowRows, row_numbers: np.ndarray) -> SegmentBatch:
         """Return the segments of a window's rows, where each row holds one segment."""
-        segments = self.reader.segment_order(window.position)[window.rows]
-        seeds, keys = np.full(len(segments), self.reader.seed), numbers[window.batch_rows]
+        segments = self.reader.shuffle_segments(window.position)[window.rows]
+        seeds, keys = np.full(len(segments), self.reader.seed), row_numbers[window.batch_rows]
         return SegmentBatch(self._read_text(window.position, segments), seeds, keys, None, window.batch_rows)
 
-    def _read_packed_rows(self, window: WindowRows, _numbers: np.ndarray) -> SegmentBatch:
+    def _read_packed_rows(self, window: WindowRows, _row_numbers: np.ndarray) -> SegmentBatch:
         """Return the segments of a window's rows, where each row holds several packed segments."""
         row_starts, length_uniforms = self.pack_window(window.position)
         starts, ends = row_starts[window.rows], row_starts[window.rows + 1]
         shuffled_indices = np.concatenate([np.arange(*row) for row in zip(starts, ends, strict=True)])
-        text = self._read_text(window.position, self.reader.segment_order(window.position)[shuffled_indices])
+        segments = self.reader.shuffle_segments(window.position)[shuffled_indices]
+        text = self._read_text(window.position, segments)
         seeds = np.full(len(shuffled_indices), window.position.seed(self.reader.seed))
         keys = window.position.first_example_key + shuffled_indices
         batch_rows = np.repeat(window.batch_rows, ends - starts)
@@ -484,24 +494,25 @@ class DenoisingRows(PickledWithoutCache):
 
     def _read_text(self, position: WindowPosition, segments: np.ndarray) -> PaddedTexts:
         """Return the uncorrupted tokens of segments of a window."""
-        window = self.reader.window(position)
+        window = self.reader.read_window(position)
         starts, lengths = window.segments.starts[segments], window.segments.lengths[segments]
+        # In place of padding stands what follows each segment in the text.
         tokens = window.text.read(starts[:, None] + np.arange(self.lengths.raw))
         return PaddedTexts(tokens, lengths.astype(np.int32), tokens != window.tokenizer.eos)
 
 
-def _in_batch_order(windows: Sequence[SegmentBatch]) -> SegmentBatch:
-    """Return the segments of all windows in the order of the batch's rows."""
-    batch_rows = np.concatenate([window.batch_rows for window in windows])
+def _sort_by_row(parts: Sequence[SegmentBatch]) -> SegmentBatch:
+    """Return the segments of all parts, each read from one window, in the order of the batch's rows."""
+    batch_rows = np.concatenate([part.batch_rows for part in parts])
     order = np.argsort(batch_rows, kind="stable")
     text = PaddedTexts(
-        np.concatenate([window.text.tokens for window in windows])[order],
-        np.concatenate([window.text.lengths for window in windows])[order],
-        np.concatenate([window.text.content for window in windows])[order],
+        np.concatenate([part.text.tokens for part in parts])[order],
+        np.concatenate([part.text.lengths for part in parts])[order],
+        np.concatenate([part.text.content for part in parts])[order],
     )
-    seeds = np.concatenate([window.seeds for window in windows])[order]
-    keys = np.concatenate([window.keys for window in windows])[order]
-    length_uniforms = [window.length_uniforms for window in windows if window.length_uniforms is not None]
+    seeds = np.concatenate([part.seeds for part in parts])[order]
+    keys = np.concatenate([part.keys for part in parts])[order]
+    length_uniforms = [part.length_uniforms for part in parts if part.length_uniforms is not None]
     return SegmentBatch(
         text,
         seeds,
@@ -539,24 +550,24 @@ class DenoiserMixtureRows(PickledWithoutCache):
         part = self.parts[0]
         return part.architecture if isinstance(part, DenoisingRows) else "encoder"
 
-    def choose(self, numbers: np.ndarray) -> np.ndarray:
+    def choose(self, row_numbers: np.ndarray) -> np.ndarray:
         """Return the index of the denoiser of each of these rows, int64 [B]."""
         weights = np.array([denoiser.weight for denoiser in self.denoisers])
         bounds = np.cumsum(weights / weights.sum())[:-1]
-        u = uniforms(self.parts[0].reader.seed | CHOICE_SEED_BIT, numbers, 1, 1)[:, 0, 0]
+        u = uniforms(self.parts[0].reader.seed | CHOICE_SEED_BIT, row_numbers, 1, 1)[:, 0, 0]
         return np.searchsorted(bounds, u, side="right")
 
-    def __call__(self, numbers: np.ndarray) -> Batch:
-        """Return the batch of the rows with these ``numbers``, int64 [B]; each chooses its denoiser."""
-        chosen = self.choose(numbers)
+    def __call__(self, row_numbers: np.ndarray) -> Batch:
+        """Return the batch of the rows with these ``row_numbers``, int64 [B]; each chooses its denoiser."""
+        chosen = self.choose(row_numbers)
         rows = [np.flatnonzero(chosen == index) for index in range(len(self.parts))]
-        made = [self.denoiser_batch(index, numbers[some]) for index, some in enumerate(rows) if len(some)]
+        made = [self.denoiser_batch(index, row_numbers[some]) for index, some in enumerate(rows) if len(some)]
         order = np.argsort(np.concatenate(rows), kind="stable")
         return concatenate(made).map(lambda values: values[order])
 
-    def denoiser_batch(self, index: int, numbers: np.ndarray) -> Batch:
+    def denoiser_batch(self, index: int, row_numbers: np.ndarray) -> Batch:
         """Return a batch of rows of one denoiser, padded to the lengths of the mixture's rows."""
-        return pad_rows(self.parts[index](numbers), self.architecture, self.lengths)
+        return pad_rows(self.parts[index](row_numbers), self.architecture, self.lengths)
 
     def count_epoch_rows(self, limit: int) -> int:
         """Return the number of rows in the first epoch of a single-stream corpus, at most ``limit``.

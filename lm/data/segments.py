@@ -166,7 +166,7 @@ class WindowRows(NamedTuple):
 
     position: WindowPosition
     rows: np.ndarray  # indices among the rows of the window, int64 [rows]
-    batch_rows: np.ndarray  # indices among the rows of the batch, int64 [rows]
+    batch_rows: np.ndarray  # indices among the rows that were asked for, int64 [rows]
 
 
 CountRows = Callable[[WindowPosition], int]  # returns how many rows a window has
@@ -190,16 +190,18 @@ class SegmentReader(PickledWithoutCache):
     def tokenizer(self) -> Tokenizer:
         return self.sampler.corpus.tokenizer
 
-    def find_rows(self, numbers: np.ndarray, count_rows: CountRows, row_index_key: str) -> list[WindowRows]:
-        """Return the windows of the rows with these ``numbers`` int64 [B], counted from the first batch on.
+    def find_rows(
+        self, row_numbers: np.ndarray, count_rows: CountRows, row_index_key: str
+    ) -> list[WindowRows]:
+        """Return the windows of the rows with these numbers, int64 [B], counted from the first batch on.
 
         ``count_rows`` returns the number of rows of a window. It depends on how segments are packed, which
         ``row_index_key`` names: each key has its own index of row counts.
         """
         rows_per_stream = self.batch_size // self.sampler.num_streams
-        steps, batch_rows = np.divmod(numbers, self.batch_size)
-        streams = batch_rows // rows_per_stream
-        stream_rows = steps * rows_per_stream + numbers % rows_per_stream
+        steps, global_batch_rows = np.divmod(row_numbers, self.batch_size)
+        streams = global_batch_rows // rows_per_stream
+        stream_rows = steps * rows_per_stream + row_numbers % rows_per_stream
         return self.find_stream_rows(streams, stream_rows, count_rows, row_index_key)
 
     def find_stream_rows(
@@ -240,27 +242,29 @@ class SegmentReader(PickledWithoutCache):
         return {}
 
     @functools.cached_property
-    def window(self) -> Callable[[WindowPosition], SegmentedWindow]:
+    def read_window(self) -> Callable[[WindowPosition], SegmentedWindow]:
         """Return the function that reads a window and splits it into segments, with a cache."""
-        return functools.lru_cache(maxsize=CACHED_WINDOWS * self.sampler.num_streams)(self._read_window)
+        maxsize = CACHED_WINDOWS * self.sampler.num_streams
+        return functools.lru_cache(maxsize)(self._read_window_uncached)
 
-    def _read_window(self, position: WindowPosition) -> SegmentedWindow:
+    def _read_window_uncached(self, position: WindowPosition) -> SegmentedWindow:
         documents = self.sampler.read(position)
         return SegmentedWindow(documents, self.objective, self.tokenizer, self.lengths.raw)
 
     def count_segments(self, position: WindowPosition) -> int:
-        return len(self.window(position).segments.starts)
+        return len(self.read_window(position).segments.starts)
 
     def count_epoch_rows(self, limit: int, count_rows: CountRows, row_index_key: str) -> int:
         """Return the number of rows in the first epoch of a single-stream corpus, at most ``limit``."""
         return self.row_index(0, count_rows, row_index_key).count_epoch_rows(limit)
 
     @functools.cached_property
-    def segment_order(self) -> Callable[[WindowPosition], np.ndarray]:
+    def shuffle_segments(self) -> Callable[[WindowPosition], np.ndarray]:
         """Return the function that returns the shuffled indices of a window's segments, with a cache."""
-        return functools.lru_cache(maxsize=CACHED_WINDOWS * self.sampler.num_streams)(self._shuffle)
+        maxsize = CACHED_WINDOWS * self.sampler.num_streams
+        return functools.lru_cache(maxsize)(self._shuffle_uncached)
 
-    def _shuffle(self, position: WindowPosition) -> np.ndarray:
+    def _shuffle_uncached(self, position: WindowPosition) -> np.ndarray:
         return order_generator(self.seed, position.order_key).permutation(self.count_segments(position))
 
     def length_uniforms(self, position: WindowPosition) -> np.ndarray:

@@ -46,7 +46,7 @@ class CorpusExamples(Sequence[Example]):
     def __post_init__(self) -> None:
         if not INPUTS[self.source.reader.objective.inputs].ends_with_eos:
             inputs = f"objective.inputs={self.source.reader.objective.inputs!r}"
-            raise SettingError(f"{inputs} suits mixing.pretraining='corpus': examples of tasks end with EOS")
+            raise SettingError(f"{inputs} needs mixing.pretraining='corpus': examples of tasks end with EOS")
         if not self.source.reader.objective.eos_after_each_example:
             found = f"objective.eos={self.source.reader.objective.eos!r}"
             why = "where mixing.pretraining reads tasks too: decoding of an answer stops at EOS"
@@ -93,9 +93,9 @@ class MixtureRows(PickledWithoutCache):
     Each task is reshuffled every epoch. A row holds as many successive examples as fit (Raffel et al. 2020,
     section 3.1.2). Inputs and targets that are too long are truncated before their EOS.
 
-    Rows are packed in blocks of ROWS_PER_BLOCK, which begin at a fixed stride: the number of examples that
-    fit into the first block. So a row can be made without the rows of earlier blocks. A block that holds
-    fewer examples leaves some out, and one that holds more shares its last ones with the next: about one
+    Rows are packed in blocks of ROWS_PER_BLOCK rows. Block b starts at example b x n, where n is the number
+    of examples that block 0 holds, so a row can be made without the blocks before it. A block that holds
+    fewer than n examples skips the rest, and one that holds more has some that the next repeats: about one
     example in fifty.
     """
 
@@ -105,7 +105,8 @@ class MixtureRows(PickledWithoutCache):
     lengths: Lengths
     seed: int
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
-    multiple: int = 1  # examples begin at multiples of it in an encoder's rows (``FunnelConfig``) [tokens]
+    # each example in an encoder's rows is padded to a multiple of it (``FunnelConfig``) [tokens]
+    pad_to_multiple_of: int = 1
     loss: LossName = "all-tokens"  # which tokens of a decoder without an encoder have a loss weight
 
     def __post_init__(self) -> None:
@@ -132,8 +133,9 @@ class MixtureRows(PickledWithoutCache):
         tasks = [endless(name) for name in self.examples_by_task]
         return grain.MapDataset.mix(tasks, [self.rates[name] for name in self.examples_by_task])
 
-    def __call__(self, numbers: np.ndarray) -> Batch:
-        rows = [self._block(number // ROWS_PER_BLOCK)[number % ROWS_PER_BLOCK] for number in numbers.tolist()]
+    def __call__(self, row_numbers: np.ndarray) -> Batch:
+        places = [divmod(number, ROWS_PER_BLOCK) for number in row_numbers.tolist()]
+        rows = [self._pack_block(block)[row] for block, row in places]
         examples = [example for row in rows for example in row]
         batch_rows = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         sides = _batch_sides(examples, self.lengths, self.boundary)
@@ -144,28 +146,29 @@ class MixtureRows(PickledWithoutCache):
             self.lengths,
             len(rows),
             loss=self.loss,
-            multiple=self.multiple,
+            pad_to_multiple_of=self.pad_to_multiple_of,
         )
         return set_decoder_start(batch, self.boundary.decoder_start)
 
     @functools.cached_property
-    def _block(self) -> Callable[[int], list[list[Example]]]:
+    def _pack_block(self) -> Callable[[int], list[list[Example]]]:
         """Return the function that returns the examples of each row of a block, with a cache."""
-        return functools.lru_cache(2)(self._pack_block)
+        return functools.lru_cache(2)(self._pack_block_uncached)
 
     @functools.cached_property
     def _examples_per_block(self) -> int:
-        return sum(map(len, self._block(0)))
+        return sum(map(len, self._pack_block(0)))
 
-    def _pack_block(self, block: int) -> list[list[Example]]:
+    def _pack_block_uncached(self, block: int) -> list[list[Example]]:
         begin = block * self._examples_per_block if block else 0
         examples: list[Example] = []
         starts = np.zeros(1, np.int64)
         while len(starts) < ROWS_PER_BLOCK + 2:  # the last row may have room for more examples
-            count = begin + len(examples)
-            examples += [self._dataset[number] for number in range(count, count + ROWS_PER_BLOCK)]
+            next_number = begin + len(examples)
+            numbers = range(next_number, next_number + ROWS_PER_BLOCK)
+            examples += [self._dataset[number] for number in numbers]
             inputs, targets = _batch_sides(examples, self.lengths, self.boundary)
-            room = round_up(inputs.lengths, self.multiple, self.lengths.inputs)
+            room = round_up(inputs.lengths, self.pad_to_multiple_of, self.lengths.inputs)
             side_lengths = np.stack([room, targets.lengths], axis=1)
             if self.architecture in DECODERS:
                 side_lengths = side_lengths.sum(axis=1, keepdims=True)

@@ -12,7 +12,7 @@ from lm.config.base import SettingError
 from lm.data.batches import Batches, stream
 from lm.data.corpus.sampler import CorpusSampler, WindowPosition
 from lm.data.corpus.shards import InMemoryShard, split_shards
-from lm.data.corpus.token_cache import EncodedCorpus, encode_texts
+from lm.data.corpus.token_cache import EncodedCorpus, in_memory_corpus
 from lm.data.corpus.token_cache import concatenate as concatenate_texts
 from lm.data.packing import ENCODER_DECODERS
 from lm.data.pretraining import pretraining_rows
@@ -36,7 +36,7 @@ def corpus(tmp_path_factory):
     """41 documents of 1 to about 200 tokens, no character of which is a sentinel or special."""
     rng = np.random.default_rng(0)
     texts = ["".join(map(chr, rng.integers(97, 123, size))) for size in [*rng.integers(2, 200, 40), 1]]
-    return encode_texts(texts, VOCABULARY, tmp_path_factory.mktemp("corpus"))
+    return in_memory_corpus(texts, VOCABULARY, tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,10 @@ def batches(corpus):
 
 def only(made):
     """The window of a corpus that has one."""
-    (position,) = {rows.position for rows in made.rows.reader.find_rows(np.arange(4), lambda _: 10, "any")}
-    return made.rows.reader.window(position)
+    (position,) = {
+        rows.position for rows in made.row_source.reader.find_rows(np.arange(4), lambda _: 10, "any")
+    }
+    return made.row_source.reader.read_window(position)
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ def test_rows_have_their_shape_and_where_examples_end_every_segment_ends_with_eo
     )
     ids, segments = batch.decoder.targets, batch.decoder.segment_ids
     ends = (segments > 0) & (np.pad(segments, ((0, 0), (0, 1)))[:, 1:] != segments)
-    assert (ids[ends] == EOS).all() != made.rows.reader.objective.eos_between_documents
+    assert (ids[ends] == EOS).all() != made.row_source.reader.objective.eos_between_documents
     if architecture in ENCODER_DECODERS:
         assert (batch.encoder.segment_ids.max(1) == segments.max(1)).all()
         assert batch.encoder.tokens.shape == (8, inputs)
@@ -180,7 +182,7 @@ def test_segment_ids_and_positions_tell_packed_examples_without_eos_apart(batche
 
 def epoch_rows(made, epoch):
     """How many rows an epoch has, of a corpus of one window."""
-    return made.rows.count_rows(WindowPosition(0, epoch, 0, 0, 0, 0))
+    return made.row_source.count_rows(WindowPosition(0, epoch, 0, 0, 0, 0))
 
 
 @pytest.mark.parametrize("name", ["mass-style", "deshuffling", "prefix-lm", "causal-lm", "language-model"])
@@ -211,9 +213,9 @@ def test_an_epoch_holds_every_token_once_and_the_next_has_another_order_and_nois
 
 @pytest.mark.parametrize("name", ["baseline", "span-corruption", "deshuffling", "prefix-lm"])
 def test_a_corpus_of_one_segment_has_other_noise_every_epoch(batches, tmp_path, name):
-    read = encode_texts(["abcdefghijklmnopqrstuvwxyz" * 4], VOCABULARY, tmp_path)
+    read = in_memory_corpus(["abcdefghijklmnopqrstuvwxyz" * 4], VOCABULARY, tmp_path)
     made = batches(name, read=read, inputs_length=128)
-    assert len(np.unique(made.rows(np.arange(6)).encoder.tokens, axis=0)) >= 4
+    assert len(np.unique(made.row_source(np.arange(6)).encoder.tokens, axis=0)) >= 4
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,7 @@ def test_one_eos_stands_between_two_documents_and_none_at_a_cut(batches, corpus,
     made = batches(name, architecture, batch_size=1)
     rows = [made(step, slice(None)) for step in range(epoch_rows(made, 0))]
     rows = [row.decoder.targets[row.decoder.segment_ids > 0].tolist() for row in rows]
-    order = np.argsort(made.rows.reader.segment_order(WindowPosition(0, 0, 0, 0, 0, 0)))
+    order = np.argsort(made.row_source.reader.shuffle_segments(WindowPosition(0, 0, 0, 0, 0, 0)))
     tokens, offsets, *_ = corpus.first()
     documents = [tokens[begin:end].tolist() for begin, end in itertools.pairwise(offsets)]
     strung = [token for document in documents for token in (*document, EOS)]
@@ -274,8 +276,8 @@ def test_documents_are_strung_together_or_kept_apart(batches, corpus, name):
 
 
 def test_two_full_prefix_lm_examples_fill_a_row_of_a_decoder(batches, tmp_path):
-    made = batches("prefix-lm", "decoder", encode_texts(["x" * 3000], VOCABULARY, tmp_path))
-    assert made.rows(np.arange(8)).decoder.loss_weights.all()
+    made = batches("prefix-lm", "decoder", in_memory_corpus(["x" * 3000], VOCABULARY, tmp_path))
+    assert made.row_source(np.arange(8)).decoder.loss_weights.all()
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow), 2])
@@ -318,7 +320,7 @@ def test_tasks_are_mixed_by_rate_and_each_epoch_reshuffled(tasks):
 
 def test_a_corpus_is_a_task_of_a_mixture_with_new_noise_on_each_pass(batches):
     for name in ("mass-style", "prefix-lm"):
-        source = batches(name).rows
+        source = batches(name).row_source
         examples, count = CorpusExamples(source), len(only(batches(name)).segments.starts)
         passes = [
             [[side.ids.tolist() for side in examples[i + p * count]] for i in range(count)] for p in (0, 1)
@@ -407,9 +409,9 @@ def test_a_setting_that_cannot_be_is_refused_by_name(batches, settings, field):
 
 def test_streams_and_mixtures_refuse_by_name(batches, corpus):
     with pytest.raises(SettingError, match="objective.eos='between-documents'"):
-        CorpusExamples(batches("causal-lm", "decoder").rows)
+        CorpusExamples(batches("causal-lm", "decoder").row_source)
     with pytest.raises(SettingError, match="objective.eos='none'.*decoding of an answer stops at EOS"):
-        CorpusExamples(batches(replace(OBJECTIVES["prefix-lm"], eos="none")).rows)
+        CorpusExamples(batches(replace(OBJECTIVES["prefix-lm"], eos="none")).row_source)
     with pytest.raises(SettingError, match="data.workers=-1"):
         stream(batches(), 0, 1, workers=-1)
     common = {"architecture": "decoder", "lengths": LIMITS, "seed": 0}
@@ -443,7 +445,7 @@ def test_one_core_makes_millions_of_tokens_a_second(batches, tmp_path, name, rat
     objective = OBJECTIVES[name]
     architecture = "encoder-decoder" if objective.has_inputs else "decoder"
     architecture = "encoder" if objective.is_mlm else architecture
-    read = encode_texts(texts, VOCABULARY, tmp_path, 16)
+    read = in_memory_corpus(texts, VOCABULARY, tmp_path, 16)
     made = batches(name, architecture, read, inputs_length=512, batch_size=128)
     made(0, slice(None))
     times = []

@@ -109,7 +109,7 @@ def test_of_an_encoder_the_hidden_tokens_are_content():
 
 
 def test_of_mixtures_answers_but_for_eos_are_content_and_the_corpus_keeps_its_own():
-    source = pretraining(OBJECTIVES["bert-style"], "encoder-decoder").rows
+    source = pretraining(OBJECTIVES["bert-style"], "encoder-decoder").row_source
     tasks = {"task": examples(9), "corpus": CorpusExamples(source)}
     batch = MixtureRows(tasks, {"task": 1.0, "corpus": 1.0}, "encoder-decoder", Lengths(0, 60, 60), 0)(
         np.arange(40)

@@ -65,7 +65,7 @@ def test_the_first_batch_reads_a_window_or_two_of_each_stream(tmp_path):
 def test_each_stream_has_its_text_once_an_epoch_and_another_order_in_the_next(tmp_path):
     made = rows_in_streams(Watched.several(), tmp_path)
     whole = np.sort(np.concatenate(VOCABULARY.encode_batch(WORDS)))
-    indices = [made.rows.reader.row_index(s, made.rows.count_rows, "segments") for s in range(4)]
+    indices = [made.row_source.reader.row_index(s, made.row_source.count_rows, "segments") for s in range(4)]
     rows = [index.count_epoch_rows(10**6) for index in indices]
     epochs = []
     for epoch in (0, 1):
@@ -73,7 +73,7 @@ def test_each_stream_has_its_text_once_an_epoch_and_another_order_in_the_next(tm
         for number, count in enumerate(rows):
             nth = np.arange(epoch * count, (epoch + 1) * count)
             numbers = nth // 2 * 8 + number * 2 + nth % 2  # two rows of each batch are the stream's
-            texts += [text_of(made.rows(numbers))]
+            texts += [text_of(made.row_source(numbers))]
         epochs.append(np.concatenate(texts))
     for text in epochs:
         assert np.sort(text[text > 1]).tolist() == whole.tolist()
@@ -243,7 +243,7 @@ from lm.data.corpus import token_cache
 from lm.tokenizers.sentencepiece import ByteTokenizer
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # of a file: as a full disk has it
 try:
-    token_cache.encode_texts(["word " * 10_000], ByteTokenizer(100), Path(sys.argv[1])).first()
+    token_cache.in_memory_corpus(["word " * 10_000], ByteTokenizer(100), Path(sys.argv[1])).first()
 except OSError as error:
     print(error)
 """
@@ -285,7 +285,8 @@ def test_a_sample_that_is_read_to_its_end_has_each_document_of_the_files_once(tm
 
 def test_the_rows_of_an_epoch_are_counted_from_its_start_wherever_rows_were_looked_up_before(tmp_path):
     def index():
-        reader = rows_in_streams(Watched.several(), tmp_path / "tokens", notes=tmp_path / "notes").rows.reader
+        made = rows_in_streams(Watched.several(), tmp_path / "tokens", notes=tmp_path / "notes")
+        reader = made.row_source.reader
         return reader.row_index(0, reader.count_segments, "segments")
 
     found = index()
@@ -406,8 +407,8 @@ def test_the_cost_of_a_corpus_is_estimated_from_several_windows(tmp_path):
 def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
     shards = [InMemoryShard(tuple(WORDS[i::8]), str(i)) for i in range(8)]
     made = rows_in_streams(shards, tmp_path / "kept", notes=tmp_path / "notes")
-    reading = made.rows.reader
-    notes = {number: reading.index_file(number, made.rows.row_index_key) for number in range(4)}
+    reading = made.row_source.reader
+    notes = {number: reading.index_file(number, made.row_source.row_index_key) for number in range(4)}
     made(0, slice(None))
     with pretokenize_in_background(reading.sampler, notes, 2):
         deadline = time.monotonic() + 120
@@ -426,7 +427,7 @@ def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
 def test_after_a_corpus_is_prepared_nothing_is_read_of_it(tmp_path):
     made = rows_in_streams([InMemoryShard(tuple(WORDS[i::8]), str(i)) for i in range(8)], tmp_path / "kept")
     done = []
-    assert precompute.pretokenize(made.rows.reader.sampler, None, 2, done.append) == []
+    assert precompute.pretokenize(made.row_source.reader.sampler, None, 2, done.append) == []
     assert sum(done) == len([*(tmp_path / "kept").rglob("*.npz")]) - 8  # behind each shard its end is kept
     watched = Watched.several()
     again = rows_in_streams(watched, tmp_path / "kept")

@@ -225,7 +225,7 @@ def files(folder):
 
 
 def test_tokens_with_any_byte_changed_and_files_cut_short_are_read_right_or_made_anew(tmp_path, capsys):
-    made = token_cache.encode_texts(TEXTS, ByteTokenizer(100), tmp_path)
+    made = token_cache.in_memory_corpus(TEXTS, ByteTokenizer(100), tmp_path)
     good, path = made.first(), made.path(0, 0)
     content, draw = path.read_bytes(), random.Random(0)
     broken = [content[: len(content) * k // 8] for k in range(8)]
@@ -234,7 +234,7 @@ def test_tokens_with_any_byte_changed_and_files_cut_short_are_read_right_or_made
         broken += [content[:place] + other + content[place + 1 :]]
     for damaged in broken:
         path.write_bytes(damaged)
-        again = token_cache.encode_texts(TEXTS, ByteTokenizer(100), tmp_path).first()
+        again = token_cache.in_memory_corpus(TEXTS, ByteTokenizer(100), tmp_path).first()
         assert (again.tokens.tolist(), again.offsets.tolist()) == (
             good.tokens.tolist(),
             good.offsets.tolist(),
@@ -342,7 +342,7 @@ class Said(ByteTokenizer):
         return super().encode_batch(texts)
 token_cache.CHARACTERS_PER_CALL = 10_000
 print("go", flush=True); sys.stdin.read(1)
-made = token_cache.encode_texts([f"{n} " * 50 for n in range(4000)], Said(100), Path(sys.argv[1])).first()
+made = token_cache.in_memory_corpus([f"{n} " * 50 for n in range(4000)], Said(100), Path(sys.argv[1])).first()
 print(len(made.tokens), int(made.tokens.sum()))
 """
 

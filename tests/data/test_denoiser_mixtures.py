@@ -10,7 +10,7 @@ from lm.batch import concatenate
 from lm.config.base import SettingError
 from lm.data.batches import Batches
 from lm.data.corpus.sampler import CorpusSampler, WindowPosition
-from lm.data.corpus.token_cache import encode_texts
+from lm.data.corpus.token_cache import in_memory_corpus
 from lm.data.packing import ARCHITECTURES, ENCODER_DECODERS
 from lm.data.pretraining import mode_tokens, pretraining_rows
 from lm.objectives.denoising import DENOISER_MIXTURES, OBJECTIVES, Denoiser, Objective
@@ -31,7 +31,7 @@ def corpus(tmp_path_factory):
     """60 documents of 2 to about 300 tokens."""
     rng = np.random.default_rng(0)
     texts = ["".join(map(chr, rng.integers(97, 123, size))) for size in rng.integers(2, 300, 60)]
-    return encode_texts(texts, VOCABULARY, tmp_path_factory.mktemp("corpus"))
+    return in_memory_corpus(texts, VOCABULARY, tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_mixture_of_one_denoiser_is_its_objective_bit_for_bit(batches, mixture
 @pytest.mark.parametrize("name", DENOISER_MIXTURES)
 def test_rows_choose_denoisers_in_proportion_to_their_weights(batches, name):
     """Within three standard errors of 10,000 rows."""
-    rows, count = batches(Objective(mixture=name), "prefix-decoder").rows, 10_000
+    rows, count = batches(Objective(mixture=name), "prefix-decoder").row_source, 10_000
     weights = np.array([denoiser.weight for denoiser in rows.denoisers])
     shares = weights / weights.sum()
     found = np.bincount(rows.choose(np.arange(count)), minlength=len(shares)) / count
@@ -110,9 +110,9 @@ def test_rows_choose_denoisers_in_proportion_to_their_weights(batches, name):
 
 def test_the_choice_of_a_row_says_nothing_of_its_noise(batches):
     """Both are drawn from (seed, row): by different numbers."""
-    rows, numbers = batches(Objective(mixture="ul2")).rows, np.arange(4000)
+    rows, numbers = batches(Objective(mixture="ul2")).row_source, np.arange(4000)
     chosen = rows.choose(numbers) > 3
-    alone = batches(OBJECTIVES["bert-style"]).rows
+    alone = batches(OBJECTIVES["bert-style"]).row_source
     first = np.concatenate([alone(numbers[i : i + 100]).encoder.tokens[:, 0] for i in range(0, 4000, 100)])
     assert abs(np.corrcoef(chosen, first == VOCABULARY.mask)[0, 1]) < 5 / np.sqrt(4000)
 
@@ -122,10 +122,10 @@ def test_each_row_is_that_row_of_its_denoiser_padded(batches, name, architecture
     """Text, targets and noise are those of the denoiser alone; the mode token stands before its inputs."""
     made = batches(Objective(mixture=name), architecture)
     numbers = np.arange(16, 32)
-    batch, chosen = made.rows(numbers), made.rows.choose(numbers)
+    batch, chosen = made.row_source(numbers), made.row_source.choose(numbers)
     assert len(set(chosen)) > 1
     for row, (number, index) in enumerate(zip(numbers, chosen, strict=True)):
-        alone = made.rows.parts[index](np.array([number]))
+        alone = made.row_source.parts[index](np.array([number]))
         for key, values in alone.features().items():
             there = batch.features()[key][row]
             assert (there[: values.shape[1]] == values[0]).all() and not there[values.shape[1] :].any()
@@ -137,9 +137,9 @@ def test_inputs_begin_with_the_mode_token_of_their_denoiser_and_no_other_token_i
     modes = mode_tokens(DENOISER_MIXTURES["ul2"], VOCABULARY)
     first = VOCABULARY.vocab_size - VOCABULARY.num_sentinels
     numbers = np.arange(64)
-    batch, chosen = made.rows(numbers), made.rows.choose(numbers)
+    batch, chosen = made.row_source(numbers), made.row_source.choose(numbers)
     read = batch.encoder.tokens if architecture == "encoder-decoder" else batch.decoder.targets
-    expected = [modes[made.rows.denoisers[index].mode] for index in chosen]
+    expected = [modes[made.row_source.denoisers[index].mode] for index in chosen]
     assert read[:, 0].tolist() == expected
     is_mode = np.isin(read, [*modes.values()])
     assert is_mode.sum() == 64 and sorted(modes.values()) == [first, first + 1, first + 2]
@@ -148,12 +148,12 @@ def test_inputs_begin_with_the_mode_token_of_their_denoiser_and_no_other_token_i
 def test_a_regular_row_worked_by_hand(batches):
     """The text under the row of a denoiser with mode [R]: mode, text with sentinels, EOS; spans, EOS."""
     made = batches(Objective(mixture="ul2"))
-    number = int(np.flatnonzero(made.rows.choose(np.arange(200)) == 0)[0])
-    batch, top = made.rows(np.array([number])), VOCABULARY.vocab_size
+    number = int(np.flatnonzero(made.row_source.choose(np.arange(200)) == 0)[0])
+    batch, top = made.row_source(np.array([number])), VOCABULARY.vocab_size
     inputs = batch.encoder.tokens[0][batch.encoder.segment_ids[0] > 0].tolist()
     targets = batch.decoder.targets[0][batch.decoder.segment_ids[0] > 0].tolist()
-    reader = made.rows.parts[0].reader
-    alone = batches(OBJECTIVES["span-corruption"], inputs_length=47).rows  # 48, less one for the mode
+    reader = made.row_source.parts[0].reader
+    alone = batches(OBJECTIVES["span-corruption"], inputs_length=47).row_source  # 48, less one for the mode
     assert reader.lengths == alone.reader.lengths
     assert inputs[0] == top - 100 and inputs[-1] == targets[-1] == EOS
     # 47 inputs at 15 % in spans of 3: 51 tokens of text, of which 8 are noise, in 3 spans
@@ -167,7 +167,7 @@ def test_rows_that_a_mode_token_fills_sooner_have_a_row_index_of_their_own(batch
     apart = replace(OBJECTIVES["span-corruption"], documents="apart")
     denoisers = Denoiser("regular", apart, mode="[R]"), Denoiser("plain", apart)
     made = batches(mixture(*denoisers), architecture, inputs_length=400)
-    with_mode, _ = made.rows.parts
+    with_mode, _ = made.row_source.parts
     without = replace(with_mode, mode_token=None)
     epochs = [WindowPosition(0, epoch, 0, 0, 0, 0) for epoch in range(30)]
     assert sum(map(with_mode.count_rows, epochs)) > sum(map(without.count_rows, epochs))
@@ -179,8 +179,8 @@ def test_encoders_mix_shares_of_masked_tokens(batches, mixture):
     few, many = (replace(OBJECTIVES["masked-lm"], rate=rate) for rate in (0.15, 0.6))
     made = batches(mixture(Denoiser("few", few), Denoiser("many", many)), "encoder")
     numbers = np.arange(200)
-    shares = made.rows(numbers).encoder.loss_weights.mean(1)
-    chosen = made.rows.choose(numbers)
+    shares = made.row_source(numbers).encoder.loss_weights.mean(1)
+    chosen = made.row_source.choose(numbers)
     assert shares[chosen == 0].mean() == pytest.approx(0.15, abs=0.03)
     assert shares[chosen == 1].mean() == pytest.approx(0.6, abs=0.05)
 

@@ -205,7 +205,7 @@ def test_rows_of_documents_apart_hold_text_of_one_document_and_an_epoch_has_it_a
     made = Batches(
         pretraining_rows(streams, objective, architecture="encoder", inputs_length=64, batch_size=8), 8
     )
-    count = made.rows.count_epoch_rows(10_000)
+    count = made.row_source.count_epoch_rows(10_000)
     lengths = np.diff(OFFSETS)
     assert count == (-(-lengths // 62)).sum()
     found = []
@@ -252,7 +252,7 @@ def test_documents_of_one_token_are_packed_as_long_as_they_are(architecture, noi
 @pytest.mark.parametrize("pairs", ["none", "sentence-order"])
 def test_an_epoch_has_all_text_once_and_the_next_has_it_in_another_order(pairs):
     made = batches(pairs=pairs, batch_size=1)
-    count = made.rows.count_epoch_rows(10_000)
+    count = made.row_source.count_epoch_rows(10_000)
     epochs = [[made(e * count + i, slice(None)).encoder.targets for i in range(count)] for e in (0, 1)]
     text = (
         CORPUS.tokens
@@ -301,7 +301,9 @@ def test_infilling_hides_its_share_in_poisson_spans_each_shown_as_one_mask():
     count, limits = 300, compute_lengths(objective, 300)
     tokens = np.tile(np.arange(1000, 1300, dtype=np.int32), (200, 1))
     text = PaddedTexts(tokens, np.full(200, count, np.int32), np.ones_like(tokens, bool))
-    inputs, targets = denoise(objective, text, uniforms(0, np.arange(200), 2, count), vocabulary, limits)
+    inputs, targets = denoise(
+        objective, text, uniforms(0, np.arange(200), 2, count), vocabulary, limits.targets
+    )
     assert (targets.tokens == text.tokens).all()
     hidden = []
     for row, length in zip(inputs.tokens, inputs.lengths, strict=True):

@@ -148,7 +148,7 @@ def pretraining(
 def mixed(architecture: str, names: tuple[str, ...], corpus: str | None) -> Batches:
     tasks = {name: examples(10 * i + 5) for i, name in enumerate(names)}
     if corpus:
-        tasks["corpus"] = CorpusExamples(pretraining(OBJECTIVES[corpus], architecture).rows)
+        tasks["corpus"] = CorpusExamples(pretraining(OBJECTIVES[corpus], architecture).row_source)
     rates = {name: i + 1.0 for i, name in enumerate(tasks)}
     return Batches(MixtureRows(tasks, rates, architecture, Lengths(0, 48, 30), seed=7), 6)
 

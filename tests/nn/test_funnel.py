@@ -53,7 +53,7 @@ def test_packed_examples_begin_at_multiples_and_lose_nothing():
     tokens = np.array([[5, 6, 7, 0], [8, 0, 0, 0], [9, 9, 9, 9]], np.int32)
     texts = PaddedTexts(tokens, np.array([3, 1, 4], np.int32), tokens > 0)
     rows, lengths = np.array([0, 0, 1]), Lengths(8, 8, 8)
-    side = make_packed_batch(texts, texts, rows, "encoder-decoder", lengths, 2, multiple=4).encoder
+    side = make_packed_batch(texts, texts, rows, "encoder-decoder", lengths, 2, pad_to_multiple_of=4).encoder
     assert side.tokens.tolist() == [[5, 6, 7, 0, 8, 0, 0, 0], [9, 9, 9, 9, 0, 0, 0, 0]]
     assert side.segment_ids.tolist() == [[1, 1, 1, 0, 2, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
     assert side.positions.tolist() == [[0, 1, 2, 0, 0, 0, 0, 0], [0, 1, 2, 3, 0, 0, 0, 0]]

@@ -16,7 +16,6 @@ from lm.objectives.denoising import (
     DENOISER_MIXTURES,
     OBJECTIVES,
     Denoiser,
-    Lengths,
     Objective,
     compute_lengths,
     corrupted_lengths,
@@ -27,7 +26,7 @@ VOCABULARY = SimpleNamespace(
     vocab_size=1000, num_sentinels=100, eos=EOS, mask=X, word_starts=np.ones(1000, bool), first_regular_id=3
 )
 UL2 = {denoiser.name: denoiser for denoiser in DENOISER_MIXTURES["ul2"]}
-NO_LIMITS = Lengths(0, 10_000, 10_000)
+NO_LIMIT = 10_000  # of targets [tokens]
 
 
 def text(length: int, rows: int = 1) -> PaddedTexts:
@@ -39,7 +38,7 @@ def text(length: int, rows: int = 1) -> PaddedTexts:
 def sides(objective: Objective, length: int, rows: int = 1) -> list[tuple[list[int], list[int]]]:
     """The inputs and targets of so many texts, EOS included."""
     u = uniforms(0, np.arange(rows), objective.uniforms_per_token, length)
-    inputs, targets = denoise(objective, text(length, rows), u, VOCABULARY, NO_LIMITS)
+    inputs, targets = denoise(objective, text(length, rows), u, VOCABULARY, NO_LIMIT)
     return [
         (shown[:n].tolist(), said[:m].tolist())
         for shown, n, said, m in zip(
@@ -102,7 +101,7 @@ def test_modes_are_the_last_sentinels_in_the_order_of_the_denoisers_and_noise_le
     objective, few = Objective("spans", rate=0.5, mean_span_length=1.0), SimpleNamespace(**vars(VOCABULARY))
     few.num_sentinels = 10
     u = uniforms(0, np.arange(20), 1, 100)
-    made = denoise(objective, text(100, 20), u, few, NO_LIMITS, reserved_sentinels=3)
+    made = denoise(objective, text(100, 20), u, few, NO_LIMIT, reserved_sentinels=3)
     assert min(side.tokens[side.tokens >= 990].min() for side in made) == 1000 - 7
 
 
@@ -181,7 +180,7 @@ def test_fill_in_the_middle_shows_prefix_and_suffix_in_either_order_and_asks_for
 def test_fill_in_the_middle_keeps_padding_out_of_its_suffix():
     objective = Objective("single-span", "suffix-prefix-middle", "drop", 0.5)
     one = text(9)._replace(lengths=np.array([4], np.int32))
-    shown, said = denoise(objective, one, uniforms(0, np.arange(1), 1, 9), VOCABULARY, NO_LIMITS)
+    shown, said = denoise(objective, one, uniforms(0, np.arange(1), 1, 9), VOCABULARY, NO_LIMIT)
     assert shown.tokens[0, : shown.lengths[0]].tolist() == [X, Y, 13, Z, 10]
     assert said.tokens[0, : said.lengths[0]].tolist() == [11, 12, EOS]
     assert shown.content[0].tolist() == [False, False, True, False, True]
@@ -199,8 +198,8 @@ def test_shuffled_sentinels_are_the_spans_of_sentinels_in_any_order():
     orders = []
     for row in range(600):
         u = uniforms(0, np.array([row]), 2, 20)
-        first = denoise(ordered, text(20), u[:, :1], VOCABULARY, NO_LIMITS)
-        second = denoise(shuffled, text(20), u, VOCABULARY, NO_LIMITS)
+        first = denoise(ordered, text(20), u[:, :1], VOCABULARY, NO_LIMIT)
+        second = denoise(shuffled, text(20), u, VOCABULARY, NO_LIMIT)
         assert first[0].tokens.tolist() == second[0].tokens.tolist()  # inputs are the same
         there, here = spans(first[1].tokens[0].tolist()), spans(second[1].tokens[0].tolist())
         assert len(there) == 3 and sorted(here) == sorted(there)

@@ -25,7 +25,7 @@ from lm.objectives.corruption import (
     prefix_lengths,
     run_starts,
 )
-from lm.objectives.denoising import OBJECTIVES, Lengths, Objective, compute_lengths, corrupted_lengths
+from lm.objectives.denoising import OBJECTIVES, Objective, compute_lengths, corrupted_lengths
 from lm.objectives.formatting import INPUTS, InputsName, random_tokens
 from lm.tokenizers.tokenizer import EOS, UNK
 
@@ -89,7 +89,9 @@ def test_span_corruption_fills_inputs_and_targets_exactly(mean, raw, targets):
     limits = compute_lengths(objective, 512)
     assert limits == (raw, 512, targets)
     given_text = text(np.random.default_rng(0), [raw] * 20)
-    inputs, said = denoise(objective, given_text, uniforms(1, np.arange(20), 1, raw), VOCABULARY, limits)
+    inputs, said = denoise(
+        objective, given_text, uniforms(1, np.arange(20), 1, raw), VOCABULARY, limits.targets
+    )
     assert (inputs.lengths == 512).all()
     assert (said.lengths == targets).all()
 
@@ -127,7 +129,7 @@ def test_inputs_and_targets_together_give_back_the_text_and_nothing_is_cut(
     given_text = text(np.random.default_rng(seed), counts, limits.raw)
     vocabulary = symbols(num_sentinels=sentinels)
     u = uniforms(seed, np.arange(len(counts)), objective.uniforms_per_token, limits.raw)
-    inputs, targets = denoise(objective, given_text, u, vocabulary, limits)
+    inputs, targets = denoise(objective, given_text, u, vocabulary, limits.targets)
     assert (inputs.lengths <= limits.inputs).all()
     assert (targets.lengths <= limits.targets).all()
     for original, shown, said in zip(rows(given_text), rows(inputs), rows(targets), strict=True):
@@ -178,7 +180,7 @@ def test_iid_noise_has_its_rate_and_its_targets_their_room(rate):
     plenty = symbols(num_sentinels=300)
     mask = noise_mask(objective, CorruptionInputs(given_text.lengths, u, 300), limits.targets)
     assert mask.mean() == pytest.approx(rate, rel=0.01)
-    free = denoise(objective, given_text, u, plenty, limits._replace(targets=10_000))[1].lengths
+    free = denoise(objective, given_text, u, plenty, 10_000)[1].lengths
     assert (free > limits.targets).sum() <= 1  # a draw in 30,000
     assert free.mean() + 3 * free.std() < limits.targets < free.mean() + 5 * free.std()
 
@@ -187,9 +189,7 @@ def test_a_draw_that_does_not_fit_loses_noise_and_no_text():
     objective = Objective(rate=0.5)
     given_text = text(np.random.default_rng(0), [40] * 30)
     u = uniforms(0, np.arange(30), 1, 40)
-    inputs, targets = denoise(
-        objective, given_text, u, VOCABULARY, compute_lengths(objective, 41)._replace(targets=20)
-    )
+    inputs, targets = denoise(objective, given_text, u, VOCABULARY, 20)
     assert targets.lengths.max() <= 20
     for original, shown, said in zip(rows(given_text), rows(inputs), rows(targets), strict=True):
         assert restore(shown[:-1], said[:-1], 900) == original
@@ -198,9 +198,9 @@ def test_a_draw_that_does_not_fit_loses_noise_and_no_text():
 def test_bert_style_shows_the_mask_nine_times_in_ten_and_else_any_token():
     objective, limits = OBJECTIVES["bert-style"], compute_lengths(OBJECTIVES["bert-style"], 512)
     given_text = whole(np.full((400, limits.raw), 5, np.int32), np.full(400, limits.raw, np.int32))
-    shown = denoise(objective, given_text, uniforms(0, np.arange(400), 2, limits.raw), VOCABULARY, limits)[
-        0
-    ].tokens
+    shown = denoise(
+        objective, given_text, uniforms(0, np.arange(400), 2, limits.raw), VOCABULARY, limits.targets
+    )[0].tokens
     replaced = shown[(shown != 5) & (shown != EOS)]
     assert len(replaced) / shown.size == pytest.approx(0.15, rel=0.03)
     assert (replaced == 999).mean() == pytest.approx(0.9, rel=0.01)
@@ -212,7 +212,7 @@ def copied(name, given_text, seed=0, first_row=0):
     """Inputs and targets of an objective that copies."""
     objective, width = OBJECTIVES[name], given_text.tokens.shape[1]
     u = uniforms(seed, np.arange(len(given_text.lengths)) + first_row, objective.uniforms_per_token, width)
-    return denoise(objective, given_text, u, VOCABULARY, compute_lengths(objective, width + 1))
+    return denoise(objective, given_text, u, VOCABULARY, compute_lengths(objective, width + 1).targets)
 
 
 @pytest.mark.parametrize("name", COPYING)
@@ -307,7 +307,9 @@ def test_sizes_are_those_of_the_examples_with_room_for_eos_where_it_only_separat
             continue
         limits = compute_lengths(objective, 64)
         u = uniforms(2, np.arange(5), objective.uniforms_per_token, limits.raw)
-        made = denoise(objective, text(np.random.default_rng(0), counts, limits.raw), u, VOCABULARY, limits)
+        made = denoise(
+            objective, text(np.random.default_rng(0), counts, limits.raw), u, VOCABULARY, limits.targets
+        )
         inputs, targets = corrupted_lengths(objective, counts, u[:, 0, 0])
         unused = int(objective.eos_between_documents)  # counted for EOS, which then ends no example
         assert (inputs - unused * objective.has_inputs).tolist() == made[0].lengths.tolist()
@@ -334,7 +336,7 @@ def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_ot
     assert mask.any() == (name not in ("none", "random-text"))
     tokens = whole(np.full((5, 40), 5, np.int32), counts)
     pairs = Collocations([(5, 5)])
-    _, targets = denoise(objective, tokens, u, VOCABULARY, Lengths(40, 41, room), collocations=pairs)
+    _, targets = denoise(objective, tokens, u, VOCABULARY, room, collocations=pairs)
     assert targets.lengths.max() <= room
     alone = noise_mask(objective, CorruptionInputs(counts[3:4], u[3:4], 100, starts[3:4]), room)
     assert (alone == mask[3:4]).all()
@@ -403,7 +405,7 @@ def test_a_rotated_text_begins_at_any_token_and_goes_round_while_targets_keep_it
     tokens = np.tile(np.arange(10, 19, dtype=np.int32), (count, 1))
     given_text = whole(tokens, np.full(count, length, np.int32))
     u = uniforms(1, np.arange(count), objective.uniforms_per_token, 9)
-    inputs, targets = denoise(objective, given_text, u, VOCABULARY, limits)
+    inputs, targets = denoise(objective, given_text, u, VOCABULARY, limits.targets)
     starts = np.array(rows(inputs))[:, 0] - 10
     for row, start in zip(rows(inputs), starts, strict=True):
         assert row == [*range(10 + start, 16), *range(10, 10 + start)]
@@ -416,7 +418,7 @@ def test_without_noise_sentences_change_places_and_nothing_is_hidden():
     limits = compute_lengths(objective, 64)
     given_text = text(np.random.default_rng(0), counts, limits.raw)
     u = uniforms(1, np.arange(3), objective.uniforms_per_token, limits.raw)
-    inputs, targets = denoise(objective, given_text, u, VOCABULARY, limits)
+    inputs, targets = denoise(objective, given_text, u, VOCABULARY, limits.targets)
     assert rows(targets) == rows(given_text) != rows(inputs)
     assert list(map(sorted, rows(inputs))) == list(map(sorted, rows(targets)))
     assert targets.content.sum(1).tolist() == counts.tolist() and not inputs.content.any()

@@ -11,7 +11,7 @@ from texts import TEXTS
 
 from lm.config.base import SettingError
 from lm.data.corpus.sampler import CorpusSampler
-from lm.data.corpus.token_cache import encode_texts
+from lm.data.corpus.token_cache import in_memory_corpus
 from lm.data.pretraining import pretraining_rows
 from lm.objectives.denoising import OBJECTIVES
 from lm.tokenizers import sentencepiece as vocabularies
@@ -165,22 +165,22 @@ def test_a_model_that_is_missing_or_no_model_is_refused(tmp_path):
 
 def test_a_corpus_is_encoded_whole_and_once(tmp_path):
     documents, vocabulary = [f"{i} {text}" for i, text in enumerate(TEXTS)] + [""], ByteTokenizer(100)
-    corpus = encode_texts(documents, vocabulary, tmp_path)
+    corpus = in_memory_corpus(documents, vocabulary, tmp_path)
     tokens, offsets, left_out, _ = corpus.first()
     bounds = itertools.pairwise(offsets)
     assert [vocabulary.decode(tokens[begin:end]) for begin, end in bounds] == documents
     assert (tokens.dtype, left_out) == (np.uint16, 0)
     written = {path: path.read_bytes() for path in tmp_path.rglob("*.npz")}
-    again = encode_texts(list(documents), vocabulary, tmp_path)
+    again = in_memory_corpus(list(documents), vocabulary, tmp_path)
     assert again == corpus and again.first().tokens.tolist() == tokens.tolist()
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.npz")} == written
-    assert encode_texts(documents, ByteTokenizer(7), tmp_path).fingerprint != corpus.fingerprint
+    assert in_memory_corpus(documents, ByteTokenizer(7), tmp_path).fingerprint != corpus.fingerprint
     assert len(corpus.first(5).tokens) == 5
 
 
 def test_a_corpus_without_text_is_refused(tmp_path):
     for documents in ([], [""]):
-        streams = CorpusSampler(encode_texts(documents, ByteTokenizer(100), tmp_path), 1, 0)
+        streams = CorpusSampler(in_memory_corpus(documents, ByteTokenizer(100), tmp_path), 1, 0)
         rows = pretraining_rows(
             streams, OBJECTIVES["baseline"], architecture="encoder-decoder", inputs_length=32, batch_size=1
         )

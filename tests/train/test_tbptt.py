@@ -34,7 +34,7 @@ def batches():
     """Of rows that last PARTS steps, and of the whole rows."""
     whole = pretraining(OBJECTIVE, "decoder", PARTS * LENGTH)
     lengths = pretraining(OBJECTIVE, "decoder", LENGTH).lengths
-    return Batches(TBPTTRows(whole.rows, lengths, ROWS, PARTS), ROWS), whole
+    return Batches(TBPTTRows(whole.row_source, lengths, ROWS, PARTS), ROWS), whole
 
 
 def test_the_parts_of_a_row_one_after_the_other_are_the_row_whoever_asks_for_which():

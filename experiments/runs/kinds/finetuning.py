@@ -63,7 +63,7 @@ class TextFinetuning(Finetuning):
             self.lengths,
             settings.seed,
             boundary,
-            multiple=settings.model.funnel.multiple,
+            pad_to_multiple_of=settings.model.funnel.multiple,
             loss=settings.tuning.loss,
         )
         return Batches(rows, self.training.batch_size)

@@ -392,9 +392,9 @@ def pretokenize_ahead(
     """
     if not processes:
         return nullcontext()
-    source = batches.rows
+    source = batches.row_source
     if isinstance(source, TBPTTRows):
-        source = source.rows
+        source = source.row_source
     if isinstance(source, DenoiserMixtureRows):
         source = source.longest_text_rows  # all denoisers read the same text
     if isinstance(source, MixtureRows):

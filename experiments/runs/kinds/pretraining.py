@@ -423,7 +423,7 @@ def pretraining_batches(
         batch_size=size,
         boundary=boundary_tokens(experiment.model, inputs.vocabulary),
         collocations=inputs.collocations,
-        multiple=experiment.model.funnel.multiple,
+        pad_to_multiple_of=experiment.model.funnel.multiple,
     )
     return Batches(source, size)
 
@@ -443,7 +443,7 @@ def corpus_batches(experiment: Experiment, inputs: Inputs) -> Batches:
         data=replace(data, inputs_length=data.inputs_length * tbptt.chunks_per_row),
         pretraining=replace(training, steps=-(-training.steps // tbptt.chunks_per_row)),
     )
-    rows = pretraining_batches(with_long_rows, inputs, "train").rows
+    rows = pretraining_batches(with_long_rows, inputs, "train").row_source
     return Batches(TBPTTRows(rows, lengths, tbptt.rows, tbptt.chunks_per_row), tbptt.rows)
 
 
@@ -457,7 +457,7 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], inputs: Input
     sizes = {name: min(len(rows), mixing.limit) for name, rows in examples.items()}
     corpus = pretraining_batches(experiment, inputs, "train")
     if mixing.pretraining != "tasks":
-        examples[CORPUS] = CorpusExamples(cast(DenoisingRows, corpus.rows))
+        examples[CORPUS] = CorpusExamples(cast(DenoisingRows, corpus.row_source))
         sizes[CORPUS] = round(mixing.limit * mixing.corpus_share)
     lengths = covering_lengths(corpus.lengths, mixture_lengths(experiment, mixtures))
     shares = mixing_rates(sizes, kind=mixing.rates, limit=None, temperature=mixing.temperature)
@@ -470,7 +470,7 @@ def mixed_batches(experiment: Experiment, mixtures: Sequence[str], inputs: Input
         lengths,
         seed,
         boundary,
-        multiple=model.funnel.multiple,
+        pad_to_multiple_of=model.funnel.multiple,
         loss=experiment.objective.loss,
     )
     return Batches(rows, experiment.pretraining.batch_size)
@@ -527,7 +527,7 @@ def denoiser_batches(
     if not experiment.objective.mixture:
         return {}
     batches, count = _held_out(experiment, inputs, mesh, 1, max_batches)
-    rows, size = cast(DenoiserMixtureRows, batches.rows), batches.batch_size
+    rows, size = cast(DenoiserMixtureRows, batches.row_source), batches.batch_size
     total = sum(denoiser.weight for denoiser in rows.denoisers)
     found: dict[str, list[Batch]] = {}
     for index, denoiser in enumerate(rows.denoisers):
@@ -549,7 +549,7 @@ def _held_out(
     # gets equally many.
     batch_size = -(-experiment.pretraining.batch_size // (times * shards)) * shards
     batches = pretraining_batches(experiment, inputs, "validation", times, batch_size)
-    num_sequences = batches.rows.count_epoch_rows(max_batches * batch_size)
+    num_sequences = batches.row_source.count_epoch_rows(max_batches * batch_size)
     return batches, max(num_sequences // batch_size, 1)
 
 

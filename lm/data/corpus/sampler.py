@@ -1,6 +1,6 @@
 """Find the window of a corpus from which each row of a batch is read.
 
-A window is the part of a shard (64 KiB to 8 MiB of text) that is read, shuffled and cached as one. The rows
+A window is the part of a shard that is read, shuffled and cached as one (``lm.data.corpus.shards``). The rows
 of a global batch are divided among a fixed number of streams, an equal number of consecutive rows to each. A
 stream has its own shards, which it reads window by window, in a new order every epoch. The segments of a
 window are shuffled by ``lm.data.segments``.
@@ -159,7 +159,10 @@ class CorpusSampler:
             first_window = 0
 
     def read(self, position: WindowPosition) -> EncodedDocuments:
-        """Return the documents of a window, truncated after ``tokens_per_epoch`` tokens of the epoch."""
+        """Return the documents of a window, cut where the stream has read its share of the epoch.
+
+        The share is ``tokens_per_epoch // num_streams`` tokens.
+        """
         documents = self._read_window(position.shard, position.window)
         assert documents is not None, position
         if not self.tokens_per_epoch:
@@ -264,6 +267,7 @@ class RowIndex:
         if num_rows := self._count_rows(position):
             entry = IndexEntry(self._end, position)
             self._entries.append(entry)
+            # Row 0 needs no entry: without one, counting begins there.
             if self._index_file is not None and entry.first_row:
                 append_to_index(self._index_file, entry)
             self._end += num_rows

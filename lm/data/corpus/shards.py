@@ -27,7 +27,8 @@ from lm.data.corpus.tfds import (
     prepared_split,
 )
 
-# size of a window, in the file as it is stored; the minimum holds even if streams have less
+# Bounds of the size of a window: of the file as it is stored, but decompressed in JSON lines and parquet.
+# The minimum holds even if a stream then has fewer windows than MIN_WINDOWS_PER_STREAM.
 MAX_WINDOW_BYTES, MIN_WINDOW_BYTES = 1 << 23, 1 << 16
 MIN_WINDOWS_PER_STREAM = 4  # of a small corpus
 DIGEST_THREADS = 32  # files whose ends are read in parallel
@@ -53,7 +54,10 @@ class Shard(Protocol):
 
     @property
     def size(self) -> int:
-        """Return the size of the shard as it is stored [bytes]."""
+        """Return the size of what is read, as it is stored, such as compressed [bytes].
+
+        A shard in memory returns its number of characters.
+        """
 
     @property
     def fingerprint(self) -> str:
@@ -128,10 +132,10 @@ def window_bounds(
 
 
 def choose_window_bytes(shards: Sequence[Shard], num_streams: int) -> int:
-    """Return the size of a window.
+    """Return the size of a window: total size / (MIN_WINDOWS_PER_STREAM x streams), within its bounds.
 
-    It is large, so that streams switch windows seldom, but if it can be, every stream has at least
-    MIN_WINDOWS_PER_STREAM windows.
+    Large windows make streams switch windows seldom. Those of a small corpus are smaller, so that every
+    stream has several.
     """
     largest = sum(shard.size for shard in shards) // (MIN_WINDOWS_PER_STREAM * num_streams)
     return min(max(largest, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES)
@@ -234,6 +238,7 @@ class TfdsShard:
 
     @property
     def size(self) -> int:
+        """Return the size of the whole file, even if the shard has only some of its records [bytes]."""
         size, _ = file_stamp(self.path)
         return size
 
@@ -252,7 +257,8 @@ class TfdsShard:
             return None
         if self.selected is None and "array_record" in self.path.name:
             begin, end = (self.skip + bound for bound in bounds)
-            with suppress(Exception):  # errors of array_record and protobuf do not name the record
+            # Errors of array_record and protobuf do not name the record: ``_read_records`` names or skips it.
+            with suppress(Exception):
                 return WindowText(read_texts(self.path, begin, end, self.feature), 0)
         return self._read_records(records[slice(*bounds)])
 
@@ -295,8 +301,10 @@ def tfds_shards(name: str, split: str, cache: Path, on_corrupt: OnCorrupt = "sto
     feature = "text" if "text" in features else features[0]
     validation = next((key for key in ("validation", "valid", "dev") if key in info.splits), None)
     percent = round(100 * (1 - HELD_OUT_SHARE))
-    train = "train" if validation else f"train[:{percent}%]"
-    part = train if split == "train" else validation or f"train[{percent}%:]"
+    if split == "train":
+        part = "train" if validation else f"train[:{percent}%]"
+    else:
+        part = validation or f"train[{percent}%:]"
     rows, files = prepared_split(name, part, cache), file_instructions(folder, part)
     shards, first, end_bytes = list[TfdsShard](), 0, choose_end_bytes(len(files))
     for file in files:

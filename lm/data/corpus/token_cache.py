@@ -48,7 +48,10 @@ class EncodedDocuments(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodedCorpus:
-    """Read the windows of a corpus's shards as tokens, through a cache; cheap to send to another process."""
+    """A corpus that is read as tokens, window by window; it is cheap to send to another process.
+
+    A window is encoded when it is first read, and cached.
+    """
 
     shards: tuple[Shard, ...]  # at least as many as streams
     tokenizer: Tokenizer
@@ -162,10 +165,10 @@ def make_encoded_corpus(
     return EncodedCorpus(split, tokenizer, Path(folder), window_bytes, num_streams)
 
 
-def encode_texts(
+def in_memory_corpus(
     documents: Sequence[str], tokenizer: Tokenizer, folder: Path, num_streams: int = 1
 ) -> EncodedCorpus:
-    """Return a corpus of documents in memory; its windows are encoded when they are read."""
+    """Return a corpus of documents in memory, which are encoded window by window when they are read."""
     return make_encoded_corpus([InMemoryShard(tuple(documents))], tokenizer, folder, num_streams)
 
 

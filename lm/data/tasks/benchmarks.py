@@ -19,10 +19,10 @@ from lm.data.tasks.sequences import COPY, REVERSE
 from lm.data.tasks.task import (
     NO_CLASS,
     UNKNOWN,
-    Half,
     PaperColumn,
     Row,
     Task,
+    TaskHalf,
     class_from_text,
     format_fields,
     label_of,
@@ -110,7 +110,7 @@ def translate(row: Row, source: str, target: str) -> tuple[str, str]:
 
 def documentation_task(
     name: str,
-    half: Half,
+    half: TaskHalf,
     paper_column: PaperColumn,
     to_text: Callable[[Row], tuple[str, str]],
     scores: Mapping[str, Any],

@@ -16,9 +16,10 @@ PaperColumn = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]
 # The score of a task: the mean of its metrics, or a measure by likelihood (lm.evaluate.ranked_choice).
 Measure = Literal["score", "bits_above_chance", "bits_per_byte"]
 LOWER_IS_BETTER = {"bits_per_byte"}
-# What a task asks for: "reading" an input without which no answer is better than another, or knowing the
-# "language", which is asked of the text itself; "" is neither of both.
-Half = Literal["reading", "language", ""]
+# The half of the tasks that a task is averaged with in reports. "reading": it cannot be answered without its
+# input. "language": it measures how well a model knows the language of the text. "": the task does not say,
+# and reports count it as "reading".
+TaskHalf = Literal["reading", "language", ""]
 NO_CLASS = -1  # the class of an answer that is no label word; wrong whatever the label
 UNKNOWN = "<unk>"  # the target text of a row without a label, as in T5; never scored or trained on
 
@@ -42,11 +43,11 @@ class BaseTask:
     labels: tuple[str, ...] = ()  # names of the classes
     train: str | None = "train"  # split to train on; None: never
     validation: str | None = "validation"  # split to evaluate checkpoints on; None: never
-    # split to score the chosen checkpoint on; None: its validation score is reported, as in T5
+    # the test split, to score the chosen checkpoint on; None: its validation score is reported, as in T5
     report: str | None = None
     paper_column: PaperColumn | None = None  # for a task that is not in the paper: the column most like it
     measure: Measure = "score"
-    half: Half = ""
+    half: TaskHalf = ""
     file: Path | None = None  # the task file; None: a built-in task
     # raises SettingError or DataError for rows that do not fit the task file
     check_rows: Callable[[Sequence[Row]], None] = lambda rows: None
@@ -54,8 +55,8 @@ class BaseTask:
     def rows(self, split: str, cache: Path, corrupt: OnCorrupt = "stop") -> Sequence[Row]:
         """Return the rows of a split: "train", "validation", "report", or the name of a split of the source.
 
-        ``corrupt``: whether corrupt records stop the reading; only training may skip them. Raises
-        SettingError if the task has no such split.
+        ``cache``: the folder that holds prepared data sets. ``corrupt``: whether corrupt records stop the
+        reading; only training may skip them. Raises SettingError if the task has no such split.
         """
         named = {"train": self.train, "validation": self.validation, "report": self.report}
         source_split = named.get(split, split)
@@ -175,7 +176,10 @@ class LabelledTask(BaseTask):
         return self.derive_rows(rows) if self.derive_rows else rows
 
     def to_text(self, row: Row) -> tuple[Any, Any]:
-        """Return what the model reads, and the target."""
+        """Return what the model reads in a row (``texts``, not one formatted text), and the target.
+
+        It is the counterpart of ``Task.to_text``.
+        """
         return self.texts(row), self.target(row)
 
 

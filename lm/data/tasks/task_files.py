@@ -35,7 +35,7 @@ from lm import metrics
 from lm.config.base import DataError, SettingError, nearest
 from lm.data.corpus.tables import TableRows
 from lm.data.corpus.tfds import file_stamp
-from lm.data.tasks.task import UNKNOWN, Half, LabelledTask, Row, Task, class_from_text, fields_template
+from lm.data.tasks.task import UNKNOWN, LabelledTask, Row, Task, TaskHalf, class_from_text, fields_template
 from lm.files import similar_file
 from lm.tokenizers.tokenizer import Tokenizer
 
@@ -59,7 +59,7 @@ TEXT_METRICS: dict[str, metrics.Metric] = {
     "pearson": lambda targets, texts: metrics.pearson([*map(metrics.number, targets)], texts),
     "spearman": lambda targets, texts: metrics.spearman([*map(metrics.number, targets)], texts),
 }
-MAX_COUNTED_LABELS = 10  # of a task whose rows are counted by label for the user
+MAX_COUNTED_LABELS = 10  # messages count the rows by label of tasks with at most so many labels
 NUMBER_METRICS = ("pearson", "spearman")  # their targets are numbers
 
 
@@ -68,7 +68,10 @@ NUMBER_METRICS = ("pearson", "spearman")  # their targets are numbers
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """The content of a task file; raises SettingError, without the file's name, for keys that contradict."""
+    """The content of a task file.
+
+    SettingError for keys that contradict each other; ``read_task_file`` adds the name of the file to it.
+    """
 
     # train, validation, report: a file in the folder of the task file, or a split of the source
     splits: dict[str, str]
@@ -78,7 +81,7 @@ class TaskSpec:
     targets: str = ""  # template of the targets
     targets_length: int = 64  # EOS included [tokens]
     longer_targets: LongTargets = "stop"  # stop: an error; cut: their end is lost in training, as in T5
-    half: Half = ""  # reading: the answer is in the input; language: the input hardly matters
+    half: TaskHalf = ""  # reading: needs its input; language: measures knowledge of the language
     text: list[str] | str = ""  # the column that is classified, or the two columns of a pair
     label: str = ""  # column of the class: a name in labels or, unless these are numbers, a number from 0
     labels: list[str] | None = None  # names of the classes
@@ -133,19 +136,19 @@ class TaskSpec:
     def class_of(self, row: Row) -> int | None:
         """Return the index of a row's class; None if it is unknown (-1).
 
-        Raises LookupError if the value is neither one of ``labels`` nor the number of one. A JSON boolean is
-        the label "true" or "false", or "1" or "0"; it is not the number of a label.
+        Raises LookupError if the value is neither one of ``labels`` nor the number of one. A JSON boolean
+        matches a label named True, true or 1 (False, false or 0), and is never read as the number of a label.
         """
         value = row[self.label]
-        number, is_boolean = str(value), isinstance(value, bool)
-        spellings = (number, number.lower(), str(int(value))) if is_boolean else (number,)
-        for name in spellings:
+        text, is_boolean = str(value), isinstance(value, bool)
+        possible_names = (text, text.lower(), str(int(value))) if is_boolean else (text,)
+        for name in possible_names:
             if name in self.label_names:
                 return self.label_names.index(name)
         labels_are_numbers = any(name.lstrip("-").isdigit() for name in self.label_names)
-        if labels_are_numbers or not re.fullmatch(r"-1|\d+", number) or int(number) >= len(self.label_names):
+        if labels_are_numbers or not re.fullmatch(r"-1|\d+", text) or int(text) >= len(self.label_names):
             raise LookupError(value)
-        return None if number == "-1" else int(number)
+        return None if text == "-1" else int(text)
 
 
 def template_columns(template: str) -> list[str]:
@@ -207,11 +210,11 @@ def _check_type(name: str, value: Any) -> None:
     elif name == "longer_targets":
         fits, expected = value in get_args(LongTargets), " or ".join(map(repr, get_args(LongTargets)))
     elif name == "half":
-        fits, expected = value in get_args(Half), " or ".join(map(repr, get_args(Half)))
+        fits, expected = value in get_args(TaskHalf), " or ".join(map(repr, get_args(TaskHalf)))
     elif name in ("metrics", "labels"):
         fits, expected = is_text_list, 'a list of texts, such as ["a", "b"]'
     elif name == "text":
-        fits, expected = is_text_list or is_text, 'a list of texts, such as ["a", "b"]'
+        fits, expected = is_text_list or is_text, 'a text, or a list of texts such as ["a", "b"]'
     else:
         fits, expected = is_text, "a text"
     if not fits:
@@ -351,7 +354,10 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
 
 
 def _unscorable(target: str, names: Sequence[str]) -> str:
-    """Return why metrics cannot score a target, which may be one of another script; "" if they can."""
+    """Return why metrics cannot score a target; "" if they can.
+
+    It may be no number, or have no letter that ROUGE reads, as in a script other than the Latin one.
+    """
     numbers = " and ".join(name for name in names if name in NUMBER_METRICS)
     if numbers and not _is_number(target):
         return f"the target {target!r:.40} is no number, as required by {numbers}"
@@ -369,16 +375,19 @@ def _is_number(text: str) -> bool:
 
 
 def check_task_files(
-    tasks: Sequence[Task | LabelledTask], cache: Path, tokenizer: Tokenizer, report: Callable[[str], object]
+    tasks: Sequence[Task | LabelledTask],
+    cache: Path,
+    tokenizer: Tokenizer,
+    print_line: Callable[[str], object],
 ) -> None:
     """Check all rows of tasks that come from files: columns, labels, empty texts, and lengths of targets.
 
     Raises SettingError or DataError for rows that do not fit, and for training rows that all have one label.
-    ``report`` gets a line about other rows of one label, about labels that no training row has, about texts
-    that are empty and, if a file has longer targets cut, about those.
+    ``print_line`` gets a line about other rows of one label, about labels that no training row has, about
+    texts that are empty and, if a file has longer targets cut, about those.
     """
     for task in tasks:
-        trained = Counter[Any]()  # labels of the training rows
+        train_label_counts = Counter[Any]()
         for split in ("train", "validation", "report"):
             if split == "report" and not task.report:
                 continue
@@ -386,46 +395,47 @@ def check_task_files(
             task.check_rows(rows)
             task.check_labels(rows)
             if task.labels:
-                labels = Counter(map(task.target, rows))
-                trained = trained or labels
-                _report_labels(task, split, labels, trained, report)
-            _report_empty_texts(task, split, rows, report)
+                label_counts = Counter(map(task.target, rows))
+                if split == "train":
+                    train_label_counts = label_counts
+                _check_label_counts(task, split, label_counts, train_label_counts, print_line)
+            _print_empty_texts(task, split, rows, print_line)
             if isinstance(task, Task) and task.targets_length is not None:
-                _check_targets_length(task, task.targets_length, split, rows, tokenizer, report)
+                _check_targets_length(task, task.targets_length, split, rows, tokenizer, print_line)
 
 
-def _report_labels(
+def _check_label_counts(
     task: Task | LabelledTask,
     split: str,
-    labels: Mapping[Any, int],
-    trained: Mapping[Any, int],
-    report: Callable[[str], object],
+    label_counts: Mapping[Any, int],
+    train_label_counts: Mapping[Any, int],
+    print_line: Callable[[str], object],
 ) -> None:
-    """Report how many rows of a split have each label, and labels that leave nothing to learn or to score.
+    """Print how many rows of a split have each label, and labels that leave nothing to learn or to score.
 
-    Raises SettingError if a classifier would be trained on rows of one label. ``labels`` and ``trained``
-    count the rows of this split and the training rows that have each.
+    Raises SettingError if a classifier would be trained on rows of one label.
     """
     assert task.labels
-    count = sum(labels.values())
+    count = sum(label_counts.values())
     if len(task.labels) <= MAX_COUNTED_LABELS:
-        counts = ", ".join(f"{labels[index]:,} {label}" for index, label in enumerate(task.labels))
-        report(f"{task.file}: {count:,} rows of {split!r}: {counts}")
-    if len(labels) == 1 and (count > 1 or split == "train"):
-        label, names = task.labels[next(iter(labels))], ", ".join(task.labels)
+        counts = ", ".join(f"{label_counts[index]:,} {label}" for index, label in enumerate(task.labels))
+        print_line(f"{task.file}: {count:,} rows of {split!r}: {counts}")
+    if len(label_counts) == 1 and (count > 1 or split == "train"):
+        label, names = task.labels[next(iter(label_counts))], ", ".join(task.labels)
         said = f"{task.file}: all {count:,} rows of {split!r} have the label {label!r}, of {names}"
         if split == "train":
             raise SettingError(f"{said}: there is nothing to learn")
-        report(f"{said}: a score on them says little")
-    for label in sorted(labels.keys() - trained.keys()):
-        found = f"{labels[label]:,} of {count:,} rows of {split!r} have the label {task.labels[label]!r}"
-        report(f"{task.file}: {found}, which no row of 'train' has: it cannot be learned")
+        print_line(f"{said}: a score on them says little")
+    for label in sorted(label_counts.keys() - train_label_counts.keys()):
+        name = task.labels[label]
+        found = f"{label_counts[label]:,} of {count:,} rows of {split!r} have the label {name!r}"
+        print_line(f"{task.file}: {found}, which no row of 'train' has: it cannot be learned")
 
 
-def _report_empty_texts(
-    task: Task | LabelledTask, split: str, rows: Sequence[Row], report: Callable[[str], object]
+def _print_empty_texts(
+    task: Task | LabelledTask, split: str, rows: Sequence[Row], print_line: Callable[[str], object]
 ) -> None:
-    """Report texts of nothing but blanks, by column."""
+    """Print which columns have texts of nothing but blanks, and how many."""
     assert task.file is not None
     spec = _load_spec(task.file)
     texts = [column for column in spec.columns if column != spec.label]
@@ -437,7 +447,7 @@ def _report_empty_texts(
                 first.setdefault(column, index)
     for column, count in empty.items():
         found = f"{count:,} of {len(rows):,} rows of {split!r} have nothing in the column {column!r}"
-        report(f"{task.file}: {found}; the first is {_location(rows, first[column])}")
+        print_line(f"{task.file}: {found}; the first is {_location(rows, first[column])}")
 
 
 def _location(rows: Sequence[Row], index: int) -> str:
@@ -451,9 +461,9 @@ def _check_targets_length(
     split: str,
     rows: Sequence[Row],
     tokenizer: Tokenizer,
-    report: Callable[[str], object],
+    print_line: Callable[[str], object],
 ) -> None:
-    """Raise SettingError for targets of more than ``max_length`` tokens, or report that they are cut."""
+    """Raise SettingError for targets of more than ``max_length`` tokens, or print that they are cut."""
     targets = tokenizer.encode_batch([task.to_text(row)[1] for row in rows])
     lengths = [len(ids) + 1 for ids in targets]  # with EOS
     longer = sum(length > max_length for length in lengths)
@@ -463,4 +473,4 @@ def _check_targets_length(
     found += f"={max_length}, the longest has {max(lengths):,} tokens, EOS counted"
     if task.longer_targets == "stop":
         raise SettingError(f'{task.file}: {found}: raise it, or set longer_targets = "cut"')
-    report(f"{task.file}: {found}, and lose their end")
+    print_line(f"{task.file}: {found}, and lose their end")

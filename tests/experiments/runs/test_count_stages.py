@@ -102,12 +102,12 @@ def test_a_bigram_run_is_scored_as_counts_of_the_same_documents_are(runs, finish
 
 def epoch_of(batches):
     """The tokens of the rows of the first epoch of each stream."""
-    reader, read = batches.rows.reader, []
+    reader, read = batches.row_source.reader, []
     share = reader.batch_size // reader.sampler.num_streams
     for stream in range(reader.sampler.num_streams):
-        index = reader.row_index(stream, batches.rows.count_rows, batches.rows.row_index_key)
+        index = reader.row_index(stream, batches.row_source.count_rows, batches.row_source.row_index_key)
         nth = np.arange(index.count_epoch_rows(10**6))
-        rows = batches.rows(nth // share * reader.batch_size + stream * share + nth % share)
+        rows = batches.row_source(nth // share * reader.batch_size + stream * share + nth % share)
         read.append(rows.decoder.targets[rows.decoder.segment_ids > 0])
     return np.concatenate(read)
 
