@@ -1,5 +1,6 @@
 """What a run reads is opened once, whether it is checked or trained; and a stage has one status."""
 
+import gzip
 import json
 import shutil
 import sys
@@ -162,3 +163,15 @@ def test_held_out_text_that_is_trained_on_too_is_reported_with_its_share(tmp_pat
         assert len(shares) == is_reported and all(45 <= share <= 50 for share in shares), (
             "five of ten paragraphs, without what crosses their borders"
         )
+
+
+def test_copies_are_looked_for_in_texts_up_to_a_size_however_small_they_are_compressed(tmp_path, monkeypatch):
+    text = " ".join(f"w{number}" for number in range(40))
+    lines = "".join(json.dumps({"text": f"{text} {number}"}) + "\n" for number in range(400))
+    for name in ("train", "valid"):
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    for limit, is_reported in ((2 * len(lines), True), (len(lines), False)):
+        monkeypatch.setattr(prepare, "MAX_COMPARED", limit)
+        said = []
+        prepare._report_copies(f"jsonl:{tmp_path}", Sources(tmp_path / "cache", "stop"), said.append)
+        assert bool(said) == is_reported
