@@ -85,7 +85,7 @@ def line_starts(text: str, width: int) -> list[int]:
     and runs have them, and elsewhere only if that is not enough.
 
     >>> line_starts("objective.noise=spans, objective.inputs=masks-or-random", 26)
-    [23, 40]
+    [23, 49]
     """
     starts: list[int] = []
     begin = position = 0  # of the line, and of what comes next
@@ -216,7 +216,7 @@ def key_columns(sheet: Sheet) -> int:
 
 def _sheet_width(sheet: Sheet) -> int:
     """Return the width of a sheet in the terminal [characters], where names longer than half of it wrap."""
-    widths = [max([len(head), *(len(cell.text) for cell in cells)]) for head, cells in sheet.items()]
+    widths = [max(map(cell_len, [head, *(cell.text for cell in cells)])) for head, cells in sheet.items()]
     widths[0] = min(widths[0], CONSOLE.width // 2)
     return 1 + sum(width + 2 for width in widths)
 

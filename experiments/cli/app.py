@@ -63,10 +63,11 @@ def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
 
 
 def _understood_or_hints(words: Sequence[str], understand: Callable[[], Any], name: str) -> Any:
-    """Return what tyro understands; where it ends with an error, print it, with what may have been meant.
+    """Return what tyro parses ``words`` into. If it fails, print its error with hints about what was meant.
 
-    tyro is first given only the settings that are among the words, which every valid command line can be read
-    with. All settings, which take it a third of a second, are needed for its error alone.
+    tyro is first offered only the settings that are among the words, which suffice for every valid command
+    line and are a third of a second faster. It is then offered all settings, so that its error can suggest
+    any of them.
     """
     error = io.StringIO()
     token = OPTION_PATHS.set(settings_among(words))

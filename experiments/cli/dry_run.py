@@ -72,7 +72,7 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     unfinished: list[float] = []  # of each run, with compiling what no run before it has compiled [seconds]
     states = set()
     for run, of_run in zip(wanted, planned, strict=True):
-        done = is_finished(run)
+        done = has_scores(run)
         state = "finished" if done else state_of_run(of_run, seen)
         states.add(state)
         left, programs = [] if done else stages_left(of_run, seen), len(compiled)
@@ -141,8 +141,12 @@ def title_of(run: RowRun) -> str:
     return f"{run.name}{comma}{given} seed {run.experiment.seed}"
 
 
-def is_finished(run: RowRun) -> bool:
-    """Return whether a run has scores; False if they are damaged: training reports that."""
+def has_scores(run: RowRun) -> bool:
+    """Return whether a run has scores; False if they are damaged, which training reports.
+
+    Training also compares the run's settings and data with those of now (``is_up_to_date``). That would write
+    the built-in data that are missing, and a dry run writes nothing.
+    """
     try:
         return read_result(run.folder) is not None
     except SettingError:

@@ -114,7 +114,12 @@ def options_type(paths: Iterable[str] | None = None) -> Any:
 def settings_among(words: Iterable[str]) -> list[str]:
     """Return the paths of the settings that are options among the words of a command line."""
     options = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words}
-    return [path for path, _ in types_of(Experiment) if path in options]
+    found = []
+    for path, _ in types_of(Experiment):
+        group, dot, name = path.rpartition(".")
+        if path in options or f"{group}{dot}no_{name}" in options:  # as a switch is turned off
+            found.append(path)
+    return found
 
 
 def help_defaults(words: Sequence[str], everything: bool, of_tables: bool = False) -> dict[str, Any]:
@@ -129,7 +134,10 @@ def help_defaults(words: Sequence[str], everything: bool, of_tables: bool = Fals
         values = dict(leaves(build(row, scale or DEFAULT_SCALE)))
     else:
         values = table_defaults(words, scale)
-    return values if everything else {path: values[path] for path in CHANGED_OFTEN}
+        del values["seed"]  # such a command takes --seeds N
+    if everything:
+        return values
+    return {path: values[path] for path in CHANGED_OFTEN if path in values}
 
 
 def table_defaults(words: Sequence[str], scale: str | None) -> dict[str, Any]:
@@ -260,8 +268,8 @@ Allow = Annotated[
 Restart = Annotated[
     int,
     tyro.conf.arg(
-        help="Restart up to this many times after a crash or exit code 42, but not after bad settings, a "
-        "loss of NaN or a signal."
+        help="Restart up to this many times after a crash, a kill such as for lack of memory, or exit code "
+        "42 or 43; not after bad settings, a loss of NaN, or a signal to stop (Ctrl-C, SIGTERM)."
     ),
 ]
 
@@ -420,8 +428,12 @@ def grid_points(grid: Sequence[str]) -> list[Overrides]:
             raise SettingError(
                 f"--grid {text!r} should be SETTING=VALUE,VALUE, such as model.mlp.d_ff=128,256"
             )
+        if members := [known for known in kinds if known.startswith(f"{path}.")]:
+            raise SettingError(
+                f"--grid {path} is a group of settings: name one of them, such as {', '.join(members[:3])}"
+            )
         if path not in kinds:
-            apply(_any_experiment(), {path: None})  # SettingError with the nearest name
+            apply(_any_experiment(), {path: None})  # raises SettingError with the nearest name
         if path in paths:
             raise SettingError(f"--grid {path} is there twice: give all values in one {path}=VALUE,VALUE")
         paths.append(path)
