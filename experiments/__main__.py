@@ -90,9 +90,10 @@ def main() -> None:
         outlive_the_reader()
     has_joined = False
     try:
-        take_study()
+        move_study_option_to_environment()
+        # With --restart N this process is the parent of others, and does not return from here.
         run_with_restarts(sys.argv[1:])
-        end_with_parent()
+        end_with_parent()  # a child of such a parent ends when the parent is gone
         signal.signal(signal.SIGTERM, _stop)
         if trains_together(sys.argv[1:]):
             has_joined = join_others()
@@ -108,8 +109,8 @@ def main() -> None:
         print_line(f"interrupted{how_to_resume()}")
         code = EXIT_CODES["interrupted"]
     except SystemExit as end:
-        unread = isinstance(end.__context__, BrokenPipeError)  # as rich turns it into an exit
-        code = EXIT_CODES["output closed"] if unread else end.code
+        is_output_closed = isinstance(end.__context__, BrokenPipeError)  # rich turns it into an exit
+        code = EXIT_CODES["output closed"] if is_output_closed else end.code
     except MemoryError:
         print_line("the machine, or a limit on this process (ulimit -v), has no more memory")
         code = EXIT_CODES["failed"]
@@ -117,13 +118,13 @@ def main() -> None:
         if has_joined and is_due_to_lost_process(error):
             print_line(f"another process of this run is gone, so this one ends too ({error})")
             os._exit(EXIT_CODES["preempted"])  # jax would wait for it, and then abort this process
-        unread = isinstance(error, BrokenPipeError) and _unread()
-        code = EXIT_CODES["output closed" if unread else "failed"]
+        is_output_closed = isinstance(error, BrokenPipeError) and _discard_unread_output()
+        code = EXIT_CODES["output closed" if is_output_closed else "failed"]
         if isinstance(error, OSError) and error.filename:  # a disk is full, a file may not be written
             print_line(f"{error}. Fix that and run the same command again")
-        elif not unread:
+        elif not is_output_closed:
             traceback.print_exc()
-    _unread()
+    _discard_unread_output()  # else Python's last flush, at exit, would fail with BrokenPipeError
     if has_joined:
         leave_others(code if isinstance(code, int) else EXIT_CODES["failed" if code else "done"])
     if isinstance(code, int) and is_compiling():
@@ -138,15 +139,19 @@ def main() -> None:
 
 
 def launch() -> None:
-    """Run ``lm launch``, which ``lm-launch`` is another name of."""
+    """Run ``lm launch``, for which ``lm-launch`` is another name."""
     sys.argv.insert(1, "launch")
     main()
 
 
-def take_study() -> None:
-    """Move ``--study FILE`` to the environment, also from the words that start this process again."""
+def move_study_option_to_environment() -> None:
+    """Move ``--study FILE`` from ``sys.argv`` to the environment, which child processes inherit.
+
+    It is also removed from ``sys.orig_argv``, with which ``--restart`` starts the children.
+    """
     arguments = pop_study_option(sys.argv[1:])
-    sys.orig_argv[len(sys.orig_argv) - len(sys.argv) + 1 :] = arguments
+    first = len(sys.orig_argv) - (len(sys.argv) - 1)  # before it are Python's own options and the program
+    sys.orig_argv[first:] = arguments
     sys.argv[1:] = arguments
 
 
@@ -155,15 +160,16 @@ def trains_together(arguments: Sequence[str]) -> bool:
     return arguments[:1] == ["run"] and not {*HELP_OPTIONS} & {*arguments}
 
 
-def _unread() -> bool:
-    """Return whether nobody reads the output any more, such as a `head` that has ended."""
+def _discard_unread_output() -> bool:
+    """Return whether nobody reads the output any more, as after `| head`; if so, discard what follows."""
     if not hasattr(select, "poll"):  # as in some Pythons on macOS
         return False
     output = select.poll()
-    output.register(1, 0)  # which tells of a closed end alone
-    if found := output.poll(0):
+    output.register(1, 0)  # with no event asked for, poll only reports that the reader has closed its end
+    is_closed = bool(output.poll(0))
+    if is_closed:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return bool(found)
+    return is_closed
 
 
 def _stop(*_) -> None:
@@ -177,7 +183,10 @@ def how_to_resume() -> str:
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    """Run one command; the exit code. Errors that a user can fix are printed without a traceback."""
+    """Run one command and return its exit code.
+
+    Errors that a user can fix are printed without a traceback.
+    """
     words = [*arguments[1:], "--help"] if arguments[:1] == ["help"] else list(arguments)
     if not words or words[0] in HELP_OPTIONS:
         print(_help())
@@ -196,7 +205,10 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def run_command(words: Sequence[str]) -> int:
-    """Run the command that the first one or two words name, with the others; the exit code."""
+    """Run the command that the first one or two words name, with the other words as its arguments.
+
+    Return the exit code.
+    """
     name, rest = named_command(words)
     if any(word.startswith("@") for word in rest):
         from experiments.cli.run_names import resolve_names

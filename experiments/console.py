@@ -1,4 +1,8 @@
-"""Tables of cells, alike in a terminal, Markdown and a browser, and the console that commands print to."""
+"""Two kinds of tables, and the console that commands print to.
+
+A *sheet* holds scores, in columns of cells; it is printed in the terminal or written as Markdown. A *listing*
+holds texts, in rows; none of them is cut.
+"""
 
 import os
 import re
@@ -17,14 +21,15 @@ from rich.text import Text
 
 RUNS = Path("runs")
 CONSOLE = Console(emoji=False)  # as wide as the terminal; 80 columns in a pipe, or as COLUMNS says
-# for lists of names: what reads them from a pipe needs each in one piece
+# for lists of names: a program that reads them from a pipe needs each in one piece
 _HAS_WIDTH = CONSOLE.is_terminal or "COLUMNS" in os.environ
 NAMES_CONSOLE = Console(emoji=False, width=None if _HAS_WIDTH else max(160, CONSOLE.width))
-NARROW = 100  # in a terminal of fewer columns, names are shown without what the title says [characters]
+# In a narrower terminal, names of rows are shown without their table, which the title names, and values have
+# their meaning below instead of beside them [characters].
+NARROW = 100
 UNBROKEN = Console(soft_wrap=True, highlight=False, emoji=False)  # for lines of any length
 CELL_PADDING = 3  # around each cell of a listing, its border included [characters]
-# headings of columns of text, which are aligned to the left
-TEXTS = (
+LEFT_ALIGNED_HEADINGS = (  # of columns of text; columns of numbers are aligned to the right
     "table",
     "row",
     "column",
@@ -59,17 +64,17 @@ Sheet = dict[str, list[Cell]]  # heading -> one cell per line
 
 def markdown(sheet: Sheet) -> str:
     """Return a sheet as a table in Markdown."""
-    rule = "".join("|:---" if head in TEXTS else "|---:" for head in sheet)
+    rule = "".join("|:---" if head in LEFT_ALIGNED_HEADINGS else "|---:" for head in sheet)
     lines = [" | ".join(map(_markdown, cells)) for cells in zip(*sheet.values(), strict=True)]
     return "\n".join([f"| {' | '.join(sheet)} |", f"{rule}|", *(f"| {line} |" for line in lines)])
 
 
 def _markdown(cell: Cell) -> str:
-    return f"**{plain(cell.text)}**" if cell.bold else plain(cell.text)
+    return f"**{escape_markdown(cell.text)}**" if cell.bold else escape_markdown(cell.text)
 
 
-def plain(text: str) -> str:
-    """Return Markdown that shows ``text`` as it is."""
+def escape_markdown(text: str) -> str:
+    """Return ``text`` with the characters escaped that Markdown would interpret."""
     return re.sub(r"([\\`*_|<\[&])", r"\\\1", text)
 
 
@@ -85,7 +90,7 @@ def line_starts(text: str, width: int) -> list[int]:
     and runs have them, and elsewhere only if that is not enough.
 
     >>> line_starts("objective.noise=spans, objective.inputs=masks-or-random", 26)
-    [23, 40]
+    [23, 49]
     """
     starts: list[int] = []
     begin = position = 0  # of the line, and of what comes next
@@ -153,18 +158,19 @@ def listing(*heads: str, title: str | None = None) -> Listing:
 
 
 def show_listing(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """Print rows of texts as a table; where it is wider than the terminal, two lines for each row.
+    """Print rows of texts as a table or, if it is wider than the terminal, each row as two lines.
 
-    The first column, of names, is the first of the two lines.
+    The first of the two lines is the name, from the first column.
     """
     widths = [max(map(cell_len, column)) + CELL_PADDING for column in zip(heads, *rows, strict=True)]
     if sum(widths) + 1 > CONSOLE.width:
         if title is not None:
             print_line(title)
         for first, *others in rows:
-            known = [pair for pair in zip(heads[1:], others, strict=True) if pair[1] != MISSING]
+            pairs = zip(heads[1:], others, strict=True)
+            known = [f"[dim]{head}[/] {escape(text)}" for head, text in pairs if text != MISSING]
             print_line(first)
-            CONSOLE.print("  " + ", ".join(f"[dim]{head}[/] {escape(text)}" for head, text in known))
+            CONSOLE.print("  " + ", ".join(known))
         return
     grid = listing(*heads, title=title)
     for row in rows:
@@ -192,9 +198,9 @@ def show_sheet(title: str, sheet: Sheet) -> None:
 
 
 def narrowed(sheet: Sheet, heads: Sequence[str]) -> Sheet:
-    """Return a sheet without so many of the last of its columns ``heads`` that it fits the terminal.
+    """Return a sheet that fits the terminal, made by dropping the columns ``heads`` from the last one on.
 
-    The first of them stays.
+    The first of ``heads`` is always kept, so the result may still be too wide.
     """
     shown = dict(sheet)
     for head in reversed(heads[1:]):
@@ -205,7 +211,10 @@ def narrowed(sheet: Sheet, heads: Sequence[str]) -> Sheet:
 
 
 def key_columns(sheet: Sheet) -> int:
-    """Return how many of the first columns differ between any two rows; 1 if MAX_KEY_COLUMNS do not."""
+    """Return the smallest number of leading columns whose cells tell all rows apart.
+
+    Return 1 if MAX_KEY_COLUMNS columns do not.
+    """
     columns = [[cell.text for cell in cells] for cells in sheet.values()]
     for count in range(1, min(MAX_KEY_COLUMNS, len(columns) - 1) + 1):
         rows = [*zip(*columns[:count], strict=True)]
@@ -215,16 +224,22 @@ def key_columns(sheet: Sheet) -> int:
 
 
 def _sheet_width(sheet: Sheet) -> int:
-    """Return the width of a sheet in the terminal [characters], where names longer than half of it wrap."""
-    widths = [max([len(head), *(len(cell.text) for cell in cells)]) for head, cells in sheet.items()]
+    """Return the width of a sheet in the terminal [characters].
+
+    The first column, of names, counts for at most half of the terminal, since names wrap.
+    """
+    widths = [max(map(cell_len, [head, *(cell.text for cell in cells)])) for head, cells in sheet.items()]
     widths[0] = min(widths[0], CONSOLE.width // 2)
     return 1 + sum(width + 2 for width in widths)
 
 
 def _grid(sheet: Sheet) -> Grid:
+    """Return a sheet as a table of rich."""
     grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for head in sheet:
-        grid.add_column(escape(head), justify="left" if head in TEXTS else "right", overflow="fold")
+        grid.add_column(
+            escape(head), justify="left" if head in LEFT_ALIGNED_HEADINGS else "right", overflow="fold"
+        )
     for cells in zip(*sheet.values(), strict=True):
         grid.add_row(*(f"[bold]{escape(cell.text)}[/]" if cell.bold else escape(cell.text) for cell in cells))
     return grid

@@ -1,4 +1,8 @@
-"""Command lines become calls of functions, by tyro: signatures are options, docstrings and comments help."""
+"""Parses command lines with tyro.
+
+A function's signature gives the options of its command. Its docstring, and the comments beside the fields of
+settings, give their help.
+"""
 
 import functools
 import inspect
@@ -30,49 +34,53 @@ TOPOLOGY = re.compile(r"(?:v\d+[a-z]?|tpu\w+):\d+(?:x\d+)+")  # such as v5e:4x4
 
 
 def parse(name: str, words: Sequence[str]) -> Callable[[], Any]:
-    """Return the call that ``lm NAME WORDS`` means.
+    """Return the call that ``lm NAME WORDS`` asks for.
 
-    Where the words mean none, tyro prints why and the process ends with code 2; it ends with code 0 after
-    help.
+    SystemExit, once tyro has printed: with code 0 after help, and with code 2 if the words are not a valid
+    command line.
     """
     function = function_of(name)
-    asked = [word for word in words if word in HELP_OPTIONS]
-    defaults = help_defaults(words, "--help-all" in asked, name == "sweep") if asked else None
-    words = ["--help"] if asked else list(words)
-    understand = functools.partial(
+    help_options = [word for word in words if word in HELP_OPTIONS]
+    defaults = None
+    if help_options:
+        defaults = help_defaults(words, "--help-all" in help_options, name == "sweep")
+        words = ["--help"]
+    is_short_help = bool(help_options) and "--help-all" not in help_options
+    run_tyro = functools.partial(
         tyro.cli,
         function if inspect.isclass(function) else _deferred(function),
         prog=f"lm {name}",
-        description=wrapped(description(function, bool(asked) and "--help-all" not in asked)),
-        args=words,
+        description=wrapped(description(function, is_short_help)),
+        args=list(words),
         registry=TYPES,
         config=MARKERS,
     )
     token = HELP_DEFAULTS.set(defaults)
     try:
         with _empty_lines_without_breaks():
-            understood: Any = _understood_or_hints(words, understand, name)
+            parsed: Any = _parse_or_print_hints(words, run_tyro, name)
     finally:
         HELP_DEFAULTS.reset(token)
-    if inspect.isclass(function):  # a picture, whose fields are its options
+    if inspect.isclass(function):  # a figure of lm draw: a dataclass whose fields are its options
         from experiments.cli.draw import write_picture
 
-        return functools.partial(write_picture, name.removeprefix("draw "), understood)
-    call: Callable[[], Any] = understood
+        return functools.partial(write_picture, name.removeprefix("draw "), parsed)
+    call: Callable[[], Any] = parsed
     return call
 
 
-def _understood_or_hints(words: Sequence[str], understand: Callable[[], Any], name: str) -> Any:
-    """Return what tyro understands; where it ends with an error, print it, with what may have been meant.
+def _parse_or_print_hints(words: Sequence[str], run_tyro: Callable[[], Any], name: str) -> Any:
+    """Return what tyro parses ``words`` into. If it fails, print its error with hints about what was meant.
 
-    tyro is first given only the settings that are among the words, which every valid command line can be read
-    with. All settings, which take it a third of a second, are needed for its error alone.
+    tyro is first offered only the settings that are among the words, which suffice for every valid command
+    line and are a third of a second faster. It is then offered all settings, so that its error can suggest
+    any of them.
     """
     error = io.StringIO()
     token = OPTION_PATHS.set(settings_among(words))
     try:
         with redirect_stderr(io.StringIO()):
-            return understand()
+            return run_tyro()
     except SystemExit as end:
         if not end.code:
             raise
@@ -80,7 +88,7 @@ def _understood_or_hints(words: Sequence[str], understand: Callable[[], Any], na
         OPTION_PATHS.reset(token)
     try:
         with redirect_stderr(error):
-            return understand()
+            return run_tyro()
     finally:
         print(error.getvalue(), end="", file=sys.stderr)
         for hint in error_hints(error.getvalue(), words, name):
@@ -88,19 +96,21 @@ def _understood_or_hints(words: Sequence[str], understand: Callable[[], Any], na
 
 
 def error_hints(error: str, words: Sequence[str], name: str) -> Iterator[str]:
-    """Yield lines that say what may have been meant, for tyro's error in its box about ``lm NAME WORDS``."""
+    """Yield lines that say what may have been meant, given what tyro printed about ``lm NAME WORDS``."""
     text = " ".join(line.strip("│ ") for line in error.splitlines())
-    for word, choice_of, choices in INVALID_CHOICE.findall(text):
+    for word, argument, choices in INVALID_CHOICE.findall(text):
         if close := most_like(word, re.findall("'(.*?)'", choices)):
-            yield f"{choice_of} {word}: did you mean {close}?"
+            yield f"{argument} {word}: did you mean {close}?"
     if "Unrecognized options" not in error:
         return
     unknown = unrecognized(error)
-    meant = [word for word in words if word.partition("=")[0].replace("_", "-") in unknown]
-    yield from hints(meant, takes_settings(function_of(name)))
-    values = {value for option, value in pairwise(words) if option.startswith("-") and option in meant}
-    for word in meant:
-        if not word.startswith("-") and word not in values:
+    unrecognized_words = [word for word in words if word.partition("=")[0].replace("_", "-") in unknown]
+    yield from hints(unrecognized_words, takes_settings(function_of(name)))
+    values_of_unrecognized = {  # the word behind an unrecognized option is taken for its value
+        value for option, value in pairwise(words) if option.startswith("-") and option in unrecognized_words
+    }
+    for word in unrecognized_words:
+        if not word.startswith("-") and word not in values_of_unrecognized:
             if TOPOLOGY.fullmatch(word):
                 yield f"{word}: did you mean --topology {word}?"
             else:
@@ -108,7 +118,7 @@ def error_hints(error: str, words: Sequence[str], name: str) -> Iterator[str]:
 
 
 def positional_names(function: Callable[..., Any]) -> str:
-    """Return " NAME ..." for the arguments of a command that are no options."""
+    """Return " NAME ..." for the positional arguments of a command."""
     parameters = inspect.signature(function).parameters.values()
     return "".join(f" {each.name.upper()}" for each in parameters if each.kind is each.POSITIONAL_ONLY)
 
@@ -121,7 +131,7 @@ def unrecognized(error: str) -> set[str]:
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """Import and return the function, or the class of a picture, of a command."""
+    """Import and return the function of a command, or the class of a figure of ``lm draw``."""
     module, _, function = COMMANDS[name].place.partition(":")
     loaded = import_module(module)
     found: Callable[..., Any] = getattr(loaded, function)
@@ -146,9 +156,9 @@ def description(function: Callable[..., Any], is_short: bool = False) -> str:
     return text + "\n\n--help-all lists all settings." * (is_short and takes_settings(function))
 
 
-# tyro joins a line that begins with a letter to the one before, and doubles an empty one: prose is indented,
-# and this, of no width, stands in empty lines.
-BREAK = "\u200b"
+# tyro joins a line that begins with a letter to the line before it, so prose is indented by a blank. It
+# doubles empty lines, so an empty line holds this character.
+ZERO_WIDTH_SPACE = "\u200b"
 WIDEST = 100  # lines of prose in a wide terminal [characters]
 
 
@@ -159,7 +169,7 @@ def wrapped(text: str) -> str:
     paragraphs = [
         paragraph if paragraph.startswith(" ") else prose.fill(paragraph) for paragraph in text.split("\n\n")
     ]
-    return f"\n{BREAK}\n".join(paragraphs)
+    return f"\n{ZERO_WIDTH_SPACE}\n".join(paragraphs)
 
 
 class _Printed(io.StringIO):
@@ -174,7 +184,7 @@ class _Printed(io.StringIO):
 
 @contextmanager
 def _empty_lines_without_breaks() -> Iterator[None]:
-    """Print what is printed inside without BREAK, so that other programs read empty lines.
+    """Print what is printed inside without ZERO_WIDTH_SPACE, so that other programs read empty lines.
 
     On a terminal nothing is changed: there it cannot be seen, and tyro colours only what it prints itself.
     """
@@ -186,7 +196,7 @@ def _empty_lines_without_breaks() -> Iterator[None]:
         with redirect_stdout(printed):
             yield
     finally:
-        print(re.sub(f" *{BREAK} *", "", printed.getvalue()), end="")
+        print(re.sub(f" *{ZERO_WIDTH_SPACE} *", "", printed.getvalue()), end="")
 
 
 def takes_settings(function: Callable[..., Any]) -> bool:
@@ -205,15 +215,20 @@ def print_completion(shell: str) -> None:
     script = io.StringIO()
     with redirect_stdout(script), suppress(SystemExit):
         application().cli(prog="lm", args=["--tyro-print-completion", shell], registry=TYPES, config=MARKERS)
-    print(script.getvalue().replace(PRINTED, complete_places([*REGISTRY, *TABLES]) + PRINTED), end="")
+    code = positional_completion_code([*REGISTRY, *TABLES])
+    print(script.getvalue().replace(BEFORE_PRINTING, code + BEFORE_PRINTING), end="")
 
 
-# in tyro's script, which completes options and commands, but not words that are known by their place
-PRINTED = "    # Output one completion per line.\n"
+# The line of tyro's script before which our completions are inserted. The script itself completes options and
+# commands, but no positional arguments.
+BEFORE_PRINTING = "    # Output one completion per line.\n"
 
 
-def complete_places(names: Sequence[str]) -> str:
-    """Return lines for tyro's script that add the ``names`` that begin like the word, else ask for files."""
+def positional_completion_code(names: Sequence[str]) -> str:
+    """Return code for tyro's script that completes a positional argument.
+
+    It is completed from ``names``, or from files if no name begins like it.
+    """
     return f"""\
     begun = words[current_index] if current_index < len(words) else ""
     if not begun.startswith("-"):

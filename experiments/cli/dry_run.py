@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from rich.markup import escape
 
@@ -31,24 +32,24 @@ from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.files import parse_with_checksum
 
-SIMILAR = 4.0  # a measured speed counts for stages whose steps have up to so many times more or fewer FLOP
+MAX_FLOPS_RATIO = 4.0  # stages whose FLOPs per step differ by at most this factor train at the same FLOP/s
 MEASURED_STAGES = 40  # stages whose speed is read, at most
 MATMUL_SHARE = 0.35  # FLOP/s of training as a share of those of a large matrix product, on CPUs
 MATMUL_SIZE = 1_024
 # Compiling a training step, where no run here has recorded it: one of nano or mini on one core, with nothing
 # else at work [seconds]
 COMPILE_SECONDS = 10.0
-PROGRAMS = 2  # that a stage compiles, each about as long: the training step, and evaluation
+PROGRAMS_PER_STAGE = 2  # the training step and the evaluation, which take about the same time to compile
 CACHED_SECONDS = 2.0  # a program that was there so quickly came out of the cache
-LONG = 3_600.0  # a total from which the time on an accelerator is shown too [seconds]
-SHORTEST = 60.0  # below it the time on an accelerator says nothing [seconds]
+MIN_SECONDS_FOR_H100_LINE = 3_600.0  # a total from which the time on an H100 is shown too [seconds]
+MIN_H100_SECONDS = 60.0  # a shorter time on an H100 is not shown, since it says nothing [seconds]
 H100 = "NVIDIA H100"
 SHORTEST_STEP = 2e-3  # of a GPU, which starts hundreds of kernels for it: supposed, not measured [seconds]
 # FLOP/s of training as a share of an H100's peak for bfloat16: supposed, not measured
 WIDE_SHARE = 0.35
 NARROW_SHARE = 0.05
-TO_TRAIN, SHARES, IN_TRAINING = "to train", "to train *", "in training"  # states of a run
-WIDE = 512  # width from which products fill a large GPU [features]
+TO_TRAIN, SHARES_STAGES, IN_TRAINING = "to train", "to train *", "in training"  # states of a run
+WIDE_D_MODEL = 512  # width from which matrix products keep a large GPU busy [features]
 
 
 def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None:
@@ -64,45 +65,40 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     planned = [stages(run.experiment, run.folder, options.cache) for run in wanted]
     every_stage = [stage for of_run in planned for stage in of_run]
     speeds = measured_speeds(every_stage)
-    compile_seconds = PROGRAMS * measured_compile_seconds(every_stage)
-    measured = True
+    compile_seconds = PROGRAMS_PER_STAGE * measured_compile_seconds(every_stage)
+    is_measured = True
     seen: set[Path] = set()
     compiled: set[Hashable] = set()
     total_steps, total_flops, h100_seconds = 0, 0.0, 0.0
     unfinished: list[float] = []  # of each run, with compiling what no run before it has compiled [seconds]
     states = set()
     for run, of_run in zip(wanted, planned, strict=True):
-        done = is_finished(run)
-        state = "finished" if done else state_of_run(of_run, seen)
+        is_done = has_scores(run)
+        state = "finished" if is_done else state_of_run(of_run, seen)
         states.add(state)
-        left, programs = [] if done else stages_left(of_run, seen), len(compiled)
-        steps = sum(count for _, count in left)
-        flops = seconds = 0.0
-        for stage, count in left:
-            cost = step_cost(stage)
-            if not cost:  # counts and skip-gram take seconds
-                continue
-            speed = speed_of(cost, speeds)
-            if speed is None:
-                measured, speed = False, MATMUL_SHARE * matmul_speed()
-            flops += cost * count
-            seconds += cost * count / speed
-            h100_seconds += count * max(cost / h100_speed(stage), SHORTEST_STEP)
-            compiled.add(program_key(stage))
-        expected = MISSING if done else duration(seconds)
-        lines.append((title_of(run), state, f"{steps:,}", f"{flops:.3g}", expected))
-        if not done:
-            unfinished.append(seconds + compile_seconds * (len(compiled) - programs))
+        remaining_stages = [] if is_done else stages_left(of_run, seen)
+        programs_before = len(compiled)
+        steps = sum(count for _, count in remaining_stages)
+        estimate = estimate_steps(remaining_stages, speeds)
+        compiled.update(program_key(stage) for stage, _ in remaining_stages if step_cost(stage))
+        expected = MISSING if is_done else duration(estimate.seconds)
+        lines.append((title_of(run), state, f"{steps:,}", f"{estimate.flops:.3g}", expected))
+        if not is_done:
+            unfinished.append(estimate.seconds + compile_seconds * (len(compiled) - programs_before))
         total_steps += steps
-        total_flops += flops
+        total_flops += estimate.flops
+        h100_seconds += estimate.h100_seconds
+        is_measured = is_measured and estimate.is_measured
     show_listing(("run", "state", "steps", "FLOP", "time of steps"), lines)
-    if SHARES in states:
-        CONSOLE.print(f"{SHARES}: without the stages that a run above trains", highlight=False)
+    if SHARES_STAGES in states:
+        CONSOLE.print(f"{SHARES_STAGES}: without the stages that a run above trains", highlight=False)
     at_once = max(min(jobs, len(unfinished)), 1)
-    expected = duration(last_end(unfinished, at_once)) + f" with {at_once} at once" * (at_once > 1)
+    expected = duration(makespan(unfinished, at_once)) + f" with {at_once} at once" * (at_once > 1)
     source = ""
     if compiled:  # networks, whose time is estimated by speeds
-        source = "by speeds measured in runs here" if measured else "by a matrix product timed here, roughly"
+        source = "by speeds measured in runs here"
+        if not is_measured:
+            source = "by a matrix product timed here, roughly"
         source += f"; compiling takes {compile_seconds:.0f} s of it"
         if len(compiled) > 1:
             source += f" for each of {len(compiled)} training steps that differ"
@@ -112,27 +108,55 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
         f"{total_flops:.3g} FLOP, about {expected} ({source}evaluating comes on top)",
         highlight=False,
     )
-    if sum(unfinished) > LONG and h100_seconds > SHORTEST:
+    if sum(unfinished) > MIN_SECONDS_FOR_H100_LINE and h100_seconds > MIN_H100_SECONDS:
         CONSOLE.print(
             f"on one {H100}: about {duration(h100_seconds)} for all runs, if it reaches {WIDE_SHARE:.0%} of "
-            f"its peak with models of width {WIDE} or more and {NARROW_SHARE:.0%} with narrower ones, and "
-            f"takes {1e3 * SHORTEST_STEP:.0f} ms per step at least",
+            f"its peak with models of width {WIDE_D_MODEL} or more and {NARROW_SHARE:.0%} with narrower "
+            f"ones, and takes {1e3 * SHORTEST_STEP:.0f} ms per step at least",
             highlight=False,
         )
     for line in missing_data(wanted, options.cache):
         CONSOLE.print(f"missing: {escape(line)}", highlight=False)
 
 
-def last_end(seconds: Iterable[float], jobs: int) -> float:
-    """Return when the last of some runs ends, each begun in its turn once one of ``jobs`` places is free [s].
+class Estimate(NamedTuple):
+    """Holds what training steps cost, without compiling."""
 
-    >>> last_end([5.0, 5.0, 5.0], 2)
+    flops: float
+    seconds: float  # on this machine
+    h100_seconds: float  # on one H100
+    is_measured: bool  # whether ``seconds`` follows from speeds of runs here alone, not from a matrix product
+
+
+def estimate_steps(remaining: Iterable[tuple[Stage, int]], speeds: Sequence[tuple[float, float]]) -> Estimate:
+    """Return what so many steps of each stage cost, given the ``measured_speeds``."""
+    flops = seconds = h100_seconds = 0.0
+    is_measured = True
+    for stage, steps in remaining:
+        cost = step_cost(stage)
+        if not cost:
+            continue
+        speed = speed_of(cost, speeds)
+        if speed is None:
+            is_measured, speed = False, MATMUL_SHARE * matmul_speed()
+        flops += cost * steps
+        seconds += cost * steps / speed
+        h100_seconds += steps * max(cost / h100_speed(stage), SHORTEST_STEP)
+    return Estimate(flops, seconds, h100_seconds, is_measured)
+
+
+def makespan(seconds: Iterable[float], jobs: int) -> float:
+    """Return the time at which the last of several runs ends, with ``jobs`` of them at once [seconds].
+
+    seconds: what each run takes; they are begun in this order.
+
+    >>> makespan([5.0, 5.0, 5.0], 2)
     10.0
     """
-    free = [0.0] * jobs  # when each place is free
+    free_at = [0.0] * jobs  # a heap: when each of the jobs is free for the next run
     for each in seconds:
-        heapq.heapreplace(free, free[0] + each)
-    return max(free)
+        heapq.heapreplace(free_at, free_at[0] + each)
+    return max(free_at)
 
 
 def title_of(run: RowRun) -> str:
@@ -141,8 +165,12 @@ def title_of(run: RowRun) -> str:
     return f"{run.name}{comma}{given} seed {run.experiment.seed}"
 
 
-def is_finished(run: RowRun) -> bool:
-    """Return whether a run has scores; False if they are damaged: training reports that."""
+def has_scores(run: RowRun) -> bool:
+    """Return whether a run has scores; False if they are damaged, which training reports.
+
+    Training also compares the run's settings and data with those of now (``is_up_to_date``). That would write
+    the built-in data that are missing, and a dry run writes nothing.
+    """
     try:
         return read_result(run.folder) is not None
     except SettingError:
@@ -161,7 +189,7 @@ def state_of_run(of_run: Iterable[Stage], seen: set[Path]) -> str:
     own = [stage for stage in stages_of_run if stage.folder not in seen]
     if any(map(is_in_training, own)):
         return IN_TRAINING
-    return TO_TRAIN if len(own) == len(stages_of_run) else SHARES
+    return TO_TRAIN if len(own) == len(stages_of_run) else SHARES_STAGES
 
 
 def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, int]]:
@@ -171,10 +199,10 @@ def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, i
     """
     found = []
     for stage in of_run:
-        left = stage.training.steps - max(saved_steps(stage.folder), default=stage.first_step)
-        if left > 0 and stage.folder not in seen:
+        steps_left = stage.training.steps - max(saved_steps(stage.folder), default=stage.first_step)
+        if steps_left > 0 and stage.folder not in seen:
             seen.add(stage.folder)
-            found.append((stage, left))
+            found.append((stage, steps_left))
     return found
 
 
@@ -190,7 +218,7 @@ def h100_speed(stage: Stage) -> float:
     """Return the FLOP/s at which an H100 is supposed to train a stage."""
     from lm.train.flops import PEAK_FLOPS  # with jax
 
-    return PEAK_FLOPS[H100] * (WIDE_SHARE if stage.settings.model.d_model >= WIDE else NARROW_SHARE)
+    return PEAK_FLOPS[H100] * (WIDE_SHARE if stage.settings.model.d_model >= WIDE_D_MODEL else NARROW_SHARE)
 
 
 def measured_compile_seconds(planned: Iterable[Stage]) -> float:
@@ -211,7 +239,10 @@ def measured_compile_seconds(planned: Iterable[Stage]) -> float:
 
 
 def step_cost(stage: Stage) -> float:
-    """Return the FLOPs of a training step of a stage; 0 for counts and vectors."""
+    """Return the FLOPs of a training step of a stage.
+
+    They are 0 for count-based models and skip-gram vectors, whose training takes seconds.
+    """
     if not isinstance(stage, NetworkStage) or isinstance(stage, SkipGram):
         return 0.0
     model, lengths = stage.model_of_flops, stage.lengths
@@ -242,15 +273,15 @@ def measured_speeds(planned: Iterable[Stage]) -> list[tuple[float, float]]:
 
 def speed_of(cost: float, speeds: Sequence[tuple[float, float]]) -> float | None:
     """Return the median FLOP/s of measured stages with steps of similar size; None without any."""
-    alike = [speed for other, speed in speeds if cost / SIMILAR <= other <= cost * SIMILAR]
+    alike = [speed for other, speed in speeds if cost / MAX_FLOPS_RATIO <= other <= cost * MAX_FLOPS_RATIO]
     return median(alike) if alike else None
 
 
 @cache
 def matmul_speed() -> float:
-    """Return the FLOP/s of a large matrix product on the default device: of the fastest of many.
+    """Return the FLOP/s of a large matrix product on the default device.
 
-    So other programs that are at work here for a while do not count.
+    It is repeated for 0.3 s and the fastest time counts, so that other programs disturb it less.
     """
     import jax
     import jax.numpy as jnp

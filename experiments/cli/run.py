@@ -57,7 +57,7 @@ def run(
         name: Name of the run, by which other commands find it: @NAME. The run of the last lm run is @last.
         check: Only check settings, data, vocabulary and folder, preparing data where needed; train nothing.
     """
-    del restart  # read by the parent of this process
+    del restart  # run_with_restarts has read it before this command was parsed
     changes = given_changes([row], scale, settings, config, start, runs)
     check_name(runs, name)
     options = Options(scale, runs, allow, start, tools)
@@ -73,7 +73,7 @@ def run(
 
 
 def heads_kept(experiment: Experiment, changes: Overrides) -> str:
-    """Return a line that names the row's heads where mixtures are given and heads are not; "" without any."""
+    """Return a line that names the heads of the row if mixtures are given but no heads; else ""."""
     if not experiment.tuning.heads or not changes.get("tuning.mixtures") or "tuning.heads" in changes:
         return ""
     names = ", ".join(map(task_name, experiment.tuning.heads))

@@ -47,9 +47,10 @@ def name_run(runs: Path, name: str, folder: Path) -> None:
 
 
 def shortest_name(folder: Path, runs: Path = RUNS) -> str:
-    """Return a name of the run in ``folder``, that of the last run if it has no other, else the folder.
+    """Return what names the run in ``folder`` on a command line: ``@NAME`` if it has a name, else its path.
 
-    In another folder of runs than RUNS, names are paths: ``elsewhere/mine``.
+    ``@last`` is the name of the last run if it has no other. @NAME is looked up in RUNS, so for other
+    ``runs`` the path of the link is returned instead, such as ``elsewhere/mine``.
     """
     names = names_of(folder, runs) or [LAST] * ((runs / LAST).resolve() == folder.resolve())
     if not names:

@@ -1,4 +1,4 @@
-"""Options of training, and one row with one seed: where its run is, and whether it has finished."""
+"""The options of training, and the run of one row with one seed: its folder, and whether it has finished."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from lm.config.base import SettingError
 
 @dataclass(frozen=True)
 class Options:
-    """Options of lm run and lm sweep that are no settings."""
+    """Options of lm run and lm sweep, other than the settings of the experiment."""
 
     scale: str = DEFAULT_SCALE
     runs: Path = RUNS
@@ -41,11 +41,11 @@ class RowRun(NamedTuple):
     name: str
     experiment: Experiment
     folder: Path
-    label: str = ""  # in place of the name, where several runs of a sweep have it
+    label: str = ""  # shown in place of the name if several runs of a sweep have the same name
 
     @property
     def title(self) -> str:
-        """Return how a sweep and its messages call the run, without its seed."""
+        """Return the name of the run in messages of a sweep, without its seed."""
         return self.label or self.name
 
     @property

@@ -91,15 +91,21 @@ def types_of(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def options_type(paths: Iterable[str] | None = None) -> Any:
-    """Return a TypedDict with an optional key for each setting: tyro's result holds those that were given.
+    """Return a TypedDict with an optional key for each setting that is an option.
 
-    ``paths``: only these settings, if given; else those of a help page, or of the command line.
+    tyro's result holds those that were given. The options are ``paths`` if given, else the settings that a
+    help page lists (HELP_DEFAULTS), else OPTION_PATHS, else all settings.
     """
     types, descriptions = dict(types_of(Experiment)), setting_descriptions(Experiment)
     defaults = HELP_DEFAULTS.get()
-    chosen = next(some for some in (paths, defaults, OPTION_PATHS.get(), types) if some is not None)
+    if paths is None:
+        paths = defaults
+    if paths is None:
+        paths = OPTION_PATHS.get()
+    if paths is None:
+        paths = types
     keys = {}
-    for path in chosen:
+    for path in paths:
         text = descriptions.get(path, "")
         hint = ""
         if defaults is not None:
@@ -114,7 +120,12 @@ def options_type(paths: Iterable[str] | None = None) -> Any:
 def settings_among(words: Iterable[str]) -> list[str]:
     """Return the paths of the settings that are options among the words of a command line."""
     options = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words}
-    return [path for path, _ in types_of(Experiment) if path in options]
+    found = []
+    for path, _ in types_of(Experiment):
+        group, dot, name = path.rpartition(".")
+        if path in options or f"{group}{dot}no_{name}" in options:  # as a switch is turned off
+            found.append(path)
+    return found
 
 
 def help_defaults(words: Sequence[str], everything: bool, of_tables: bool = False) -> dict[str, Any]:
@@ -129,7 +140,10 @@ def help_defaults(words: Sequence[str], everything: bool, of_tables: bool = Fals
         values = dict(leaves(build(row, scale or DEFAULT_SCALE)))
     else:
         values = table_defaults(words, scale)
-    return values if everything else {path: values[path] for path in CHANGED_OFTEN}
+        del values["seed"]  # such a command takes --seeds N
+    if everything:
+        return values
+    return {path: values[path] for path in CHANGED_OFTEN if path in values}
 
 
 def table_defaults(words: Sequence[str], scale: str | None) -> dict[str, Any]:
@@ -260,8 +274,8 @@ Allow = Annotated[
 Restart = Annotated[
     int,
     tyro.conf.arg(
-        help="Restart up to this many times after a crash or exit code 42, but not after bad settings, a "
-        "loss of NaN or a signal."
+        help="Restart up to this many times after a crash, a kill such as for lack of memory, or exit code "
+        "42 or 43; not after bad settings, a loss of NaN, or a signal to stop (Ctrl-C, SIGTERM)."
     ),
 ]
 
@@ -305,15 +319,16 @@ def given_points(
     scale: str,
     grid: Sequence[str],
     changes: Overrides,
-    options: Mapping[str, Any],
+    settings: Mapping[str, Any],
     start: str,
     runs: Path,
 ) -> list[GridPoint]:
     """Return the points of a grid, with what each changes in rows; one without values if there is no grid.
 
-    A value is as good as an option: one that names a teacher imports it, and one that converts the checkpoint
-    ``start``, or leaves some of its layers out, makes a start of its own. ``changes`` are those that
-    ``given_changes`` returned for ``options``.
+    A value of the grid means what it would mean as an option. If it names a teacher, the teacher is imported.
+    With ``start``, a value of a setting of OF_START, such as the architecture, converts the checkpoint, so
+    the changes that follow from ``start`` are computed again for this point. ``changes`` are those that
+    ``given_changes`` returned for ``settings``, the settings that were given as options.
 
     SettingError for a setting that none of the rows reads, or that contradicts the checkpoint to start from.
     """
@@ -324,7 +339,7 @@ def given_points(
         if start and not values.keys().isdisjoint(OF_START):
             from experiments.runs.init_from import overrides_of_start  # slow to import: it reads tokenizers
 
-            at_point = overrides_of_start(start, runs, {**options, **values}) | typed_overrides(changes)
+            at_point = overrides_of_start(start, runs, {**settings, **values}) | typed_overrides(changes)
         if start:
             for row in rows:
                 check_agreement_with_checkpoint(build(row, scale, at_point), values)
@@ -344,10 +359,11 @@ def _with_imported_teacher(settings: Overrides, runs: Path) -> Overrides:
 
 
 def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> Overrides:
-    """Return the settings in a file that differ from those of any of ``rows``.
+    """Return the settings in a file that differ from those of at least one of ``rows``.
 
-    The file is TOML or JSON, nested or with dotted names, such as the settings.json of a run. That holds
-    every setting, so those that no row reads, with these and ``options``, are left out.
+    The file is TOML or JSON, nested or with dotted names. The settings.json of a run holds every setting, so
+    from such a file the settings are left out that no row reads once the file and ``options`` are applied.
+    From any other file they are kept, so that the caller reports them.
     """
     if not path.exists():
         beside = [each.name for each in path.absolute().parent.glob("*") if each.suffix in (".toml", ".json")]
@@ -362,7 +378,7 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
         raise SettingError(f"--config {path} should be a file of settings, TOML or JSON: {error}") from error
     if not isinstance(nested, dict):
         raise SettingError(f"--config {path} should hold settings by name, not a {type(nested).__name__}")
-    is_of_run = nested.pop(CHECKSUM, None) is not None
+    is_settings_json_of_run = nested.pop(CHECKSUM, None) is not None
     found = dict(_flat(nested, ""))
     try:
         new = [changes(experiment, found) for experiment in rows]
@@ -374,7 +390,7 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
     for old, experiment in zip(rows, new, strict=True):
         before, after = dict(leaves(old)), dict(leaves(experiment))
         differing |= {name: after[name] for name in found if name in after and after[name] != before[name]}
-    if not is_of_run:
+    if not is_settings_json_of_run:
         return differing
     changed = [changes(experiment, differing | options) for experiment in rows]
     used: Overrides = {}
@@ -420,8 +436,12 @@ def grid_points(grid: Sequence[str]) -> list[Overrides]:
             raise SettingError(
                 f"--grid {text!r} should be SETTING=VALUE,VALUE, such as model.mlp.d_ff=128,256"
             )
+        if members := [known for known in kinds if known.startswith(f"{path}.")]:
+            raise SettingError(
+                f"--grid {path} is a group of settings: name one of them, such as {', '.join(members[:3])}"
+            )
         if path not in kinds:
-            apply(_any_experiment(), {path: None})  # SettingError with the nearest name
+            apply(_any_experiment(), {path: None})  # raises SettingError with the nearest name
         if path in paths:
             raise SettingError(f"--grid {path} is there twice: give all values in one {path}=VALUE,VALUE")
         paths.append(path)

@@ -197,13 +197,17 @@ def show_diff(row: str, scale: str, given: Overrides, others: Sequence[str], to:
 
 
 def sequence_lengths_and_tokens(name: str, experiment: Experiment) -> tuple[int, int, int]:
-    """Return the length of the inputs and the targets of a row's sequences, and its tokens of pre-training.
+    """Return the lengths of the inputs and of the targets of a row's sequences, and its tokens D.
 
-    The lengths are those of the last phase of pre-training. Tokens are those of all sequences of all phases,
-    padding included; 0 without pre-training. A decoder's sequences have no inputs, an encoder's no targets.
-    The steps of the start are not counted, and of an ensemble one member is.
+    The lengths are those of the last phase of pre-training; without pre-training, those of the first stage of
+    the network. A decoder's sequences have no inputs, an encoder's no targets.
+
+    D is the number of tokens that one model is pre-trained on, in all phases, padding included. It leaves out
+    the start pre-training (``start.steps``), and is 0 without pre-training. Of the members of an ensemble,
+    and of several pre-trainings for one downstream task each, the first is counted.
     """
     from experiments.runs.kinds.network import NetworkStage  # with jax
+    from experiments.runs.kinds.stage import Stage
     from experiments.runs.stages import stages
     from lm.data.packing import row_length
 
@@ -217,14 +221,16 @@ def sequence_lengths_and_tokens(name: str, experiment: Experiment) -> tuple[int,
         raise SettingError(
             f"--costs: {name} counts its text (counts.model={experiment.counts.model!r}) and has no matrices"
         )
-    own = [stage for stage in networks if stage.is_pretraining and stage.is_compared]
-    last = (own or networks)[0]
+    last_phases = [stage for stage in networks if stage.is_pretraining and stage.is_compared]
+    last = (last_phases or networks)[0]
     inputs, targets = sequence_lengths(last, experiment.model)
     tokens = 0
-    for stage in networks:
-        if stage.is_pretraining and not stage.is_start_pretraining and stage.member == last.member:
-            length = sum(sequence_lengths(stage, stage.settings.model))
-            tokens += stage.num_steps * stage.training.batch_size * length
+    phase: Stage | None = last
+    while isinstance(phase, NetworkStage) and phase in networks:
+        if phase.is_pretraining and not phase.is_start_pretraining:
+            length = sum(sequence_lengths(phase, phase.settings.model))
+            tokens += phase.num_steps * phase.training.batch_size * length
+        phase = phase.parent
     return inputs, targets, tokens
 
 

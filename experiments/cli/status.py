@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.cli.run_names import names_of
 from experiments.console import MISSING, RUNS, print_line, show_listing
-from experiments.processes.exit_codes import AGAIN, EXIT_CODES
+from experiments.processes.exit_codes import EXIT_CODES, PREEMPTED
 from experiments.processes.progress import duration
 from experiments.runs.paths import SETTINGS
 from experiments.study.names import RESERVED_SCALES, RESERVED_TABLES
@@ -25,20 +25,21 @@ if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.kinds.stage import Stage
 
 NO_RUNS = {*RESERVED_SCALES, *RESERVED_TABLES}  # folders beside those of runs
-SILENT = 1_800.0  # a run on another host that has written nothing for so long has stopped [seconds]
-HEADS = ("run", "state", "stage", "steps", "loss", "last record", "time of steps left")
-# How the status of a stage begins that a signal ended, wherever it was: the same command resumes.
+SILENT_SECONDS = 1_800.0  # a run on another host that has written nothing for so long has stopped [seconds]
+COLUMN_HEADINGS = ("run", "state", "stage", "steps", "loss", "last record", "time of steps left")
+# How the recorded status of a stage begins if a signal ended it, in training or outside of it. The same
+# command resumes such a run.
 STOPPED = (
     "Interrupted",
     "KeyboardInterrupt",
-    f"SystemExit: {AGAIN}",
+    f"SystemExit: {PREEMPTED}",
     f"SystemExit: {EXIT_CODES['interrupted']}",
 )
-LINE = 65_536  # bytes from the end of metrics.jsonl that hold its last record
+TAIL_BYTES = 65_536  # so many bytes at the end of metrics.jsonl hold its last record
 
 
 class Found(NamedTuple):
-    """Holds what the runs of a folder say."""
+    """Holds the runs of a folder: those that can be read, and those that cannot."""
 
     runs: "list[Progress]"
     unreadable: dict[Path, str]  # folders of runs whose files cannot be read, and why
@@ -46,16 +47,16 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Progress:
-    """Says how far a run has come."""
+    """Holds how far a run has come."""
 
     run: str  # its folder, below that of the runs, and its short names
     state: str  # running, stopped, failed or finished
     stage: str  # the stage that was trained last
-    step: int  # steps done of all stages
-    steps: int  # steps of all stages
+    steps_done: int  # of all stages
+    steps_total: int  # of all stages
     loss: float | None  # of the last record of training
-    seen: float  # when it last wrote a record [seconds since 1970]
-    left: float | None  # time of the steps left, without compiling and scoring [seconds]
+    last_written: float  # when it last wrote a record [seconds since 1970]
+    seconds_left: float | None  # that the remaining steps take, without compiling and scoring; None: unknown
 
 
 def status(*, runs: Path = RUNS, all: bool = False) -> None:
@@ -77,8 +78,8 @@ def status(*, runs: Path = RUNS, all: bool = False) -> None:
         raise SettingError(f"{runs} holds no run; `lm run ROW` starts one")
     shown = [each for each in found if all or each.state != "finished"]
     if shown:
-        shown.sort(key=lambda each: each.seen, reverse=True)
-        show_listing(HEADS, [row_of(each, time.time()) for each in shown])
+        shown.sort(key=lambda each: each.last_written, reverse=True)
+        show_listing(COLUMN_HEADINGS, [row_of(each, time.time()) for each in shown])
     for line in unreadable_lines(unreadable):
         print_line(line)
     finished = sum(each.state == "finished" for each in found)
@@ -86,14 +87,14 @@ def status(*, runs: Path = RUNS, all: bool = False) -> None:
 
 
 def row_of(progress: Progress, now: float) -> tuple[str, ...]:
-    """Return what is shown of a run under each of HEADS."""
+    """Return what is shown of a run under each of COLUMN_HEADINGS."""
     loss = MISSING if progress.loss is None else f"{progress.loss:.3f}"
-    end = MISSING
-    if progress.state == "running" and progress.left is not None:
-        end = duration(progress.left)
-    steps = f"{progress.step:,} of {progress.steps:,}"
-    ago = f"{duration(max(now - progress.seen, 0))} ago"
-    return progress.run, progress.state, progress.stage, steps, loss, ago, end
+    remaining = MISSING
+    if progress.state == "running" and progress.seconds_left is not None:
+        remaining = duration(progress.seconds_left)
+    steps = f"{progress.steps_done:,} of {progress.steps_total:,}"
+    ago = f"{duration(max(now - progress.last_written, 0))} ago"
+    return progress.run, progress.state, progress.stage, steps, loss, ago, remaining
 
 
 def find_progress(runs: Path) -> Found:
@@ -137,7 +138,6 @@ def progress_of(folder: Path, runs: Path) -> Progress:
     name = str(folder if folder == runs else folder.relative_to(runs))
     names = "".join(f" (@{short})" for short in names_of(folder, runs))
     records = {stage.name: last_record(stage.folder) for stage in stages}
-    steps = sum(stage.num_steps for stage in stages)
     done: dict[str, int] = {}
     for stage in stages:
         saved = max(manifest.steps(stage.folder / "checkpoints"), default=stage.first_step)
@@ -145,31 +145,31 @@ def progress_of(folder: Path, runs: Path) -> Progress:
         done[stage.name] = min(step, stage.training.steps) - stage.first_step
     begun = [stage for stage in stages if records[stage.name] or (stage.folder / "run.json").exists()]
     last = max(begun, key=lambda stage: last_change(stage.folder), default=stages[0])
-    seen = last_change(last.folder) or (folder / SETTINGS).stat().st_mtime
+    last_written = last_change(last.folder) or (folder / SETTINGS).stat().st_mtime
     return Progress(
         run=name + names,
-        state="finished" if (folder / "scores.json").exists() else state_of(last, seen),
+        state="finished" if (folder / "scores.json").exists() else state_of(last, last_written),
         stage=last.name,
-        step=sum(done.values()),
-        steps=steps,
+        steps_done=sum(done.values()),
+        steps_total=sum(stage.num_steps for stage in stages),
         loss=records[last.name].get("loss"),
-        seen=seen,
-        left=time_left(stages, records, done),
+        last_written=last_written,
+        seconds_left=time_left(stages, records, done),
     )
 
 
-def state_of(stage: "Stage", seen: float) -> str:
+def state_of(stage: "Stage", last_written: float) -> str:
     """Return whether the process that trains a stage still runs, has stopped, or has failed."""
     path = stage.folder / "run.json"
     if not path.exists():
         return "stopped"
-    life = parse_with_checksum(path.read_bytes(), path)
-    status = str(life.get("status"))
+    record = parse_with_checksum(path.read_bytes(), path)
+    status = str(record.get("status"))
     if status not in ("running", "finished"):
         return "stopped" if status.startswith(STOPPED) else f"failed ({status})"
-    if life.get("host") == platform.node() and isinstance(life.get("pid"), int):
-        return "running" if is_alive(life["pid"], life.get("process_start")) else "stopped"
-    return "running" if time.time() - seen < SILENT else "stopped"
+    if record.get("host") == platform.node() and isinstance(record.get("pid"), int):
+        return "running" if is_alive(record["pid"], record.get("process_start")) else "stopped"
+    return "running" if time.time() - last_written < SILENT_SECONDS else "stopped"
 
 
 def is_in_training(stage: "Stage") -> bool:
@@ -193,7 +193,7 @@ def last_record(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     with path.open("rb") as file:
-        file.seek(max(path.stat().st_size - LINE, 0))
+        file.seek(max(path.stat().st_size - TAIL_BYTES, 0))
         lines = file.read().splitlines()
     for line in reversed(lines):
         with suppress(ValueError):  # a line that a kill cut short, or the first one read
@@ -206,12 +206,15 @@ def last_record(folder: Path) -> dict[str, Any]:
 def time_left(
     stages: "tuple[Stage, ...]", records: dict[str, dict[str, Any]], done: dict[str, int]
 ) -> float | None:
-    """Return the time of the steps left, by the speed of each stage or of the last one."""
-    total, speed = 0.0, None
+    """Return the time that the remaining steps take [seconds]; None if it is unknown.
+
+    A stage without a recorded speed is taken to be as fast as the stage before it.
+    """
+    total, seconds_per_step = 0.0, None
     for stage in stages:
-        speed = records[stage.name].get("seconds_per_step", speed)
-        left = stage.num_steps - done[stage.name]
-        if left and speed is None:
+        seconds_per_step = records[stage.name].get("seconds_per_step", seconds_per_step)
+        steps_left = stage.num_steps - done[stage.name]
+        if steps_left and seconds_per_step is None:
             return None
-        total += left * (speed or 0.0)
+        total += steps_left * (seconds_per_step or 0.0)
     return total

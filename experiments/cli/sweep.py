@@ -105,7 +105,7 @@ def sweep(
             CPU (scales nano and mini), whose steps keep only one core busy, else 1. On GPUs the runs are
             shared out over the GPUs, and runs on the same GPU share its memory.
     """
-    del restart  # read by the parent of this process
+    del restart  # run_with_restarts has read it before this command was parsed
     rows = find_buildable(pattern)
     scale, seeds = default_scale_and_seeds(tables_of(rows), scale, seeds)
     changes = given_changes([row.name for row in rows], scale, settings, config, start, runs)
@@ -233,13 +233,13 @@ def without_equal_rows(wanted: Sequence[RowRun], scale: str) -> list[RowRun]:
     def is_not_baseline(run: RowRun) -> bool:
         return canonical_row(run.name, scale) != canonical_row(baseline_of(run.name), scale)
 
-    first: dict[Experiment, str] = {}
-    for run in sorted(wanted, key=is_not_baseline):
-        first.setdefault(run.experiment, run.title)
-    equal = {run.title: first[run.experiment] for run in wanted if first[run.experiment] != run.title}
-    for name, other in equal.items():
-        print_line(f"left out: {name}, which these settings make the same as {other}")
-    return [run for run in wanted if first[run.experiment] == run.title]
+    kept: dict[Experiment, str] = {}  # the title of the run that is trained
+    for run in sorted(wanted, key=is_not_baseline):  # baselines first, so that they are kept
+        kept.setdefault(run.experiment, run.title)
+    dropped = {run.title: kept[run.experiment] for run in wanted if kept[run.experiment] != run.title}
+    for title, same in dropped.items():
+        print_line(f"left out: {title}, which these settings make the same as {same}")
+    return [run for run in wanted if kept[run.experiment] == run.title]
 
 
 def grid_tables(pattern: str, scale: str, points: Sequence[GridPoint], changes: Overrides) -> list[Table]:
@@ -269,7 +269,7 @@ def grid_tables(pattern: str, scale: str, points: Sequence[GridPoint], changes: 
 
 
 def row_with(row: Row, scale: str, changes: Overrides) -> Row:
-    """Return a new row with these changes, named like the folder of its runs.
+    """Return a row with ``changes`` added, whose name is that of the folder of its runs.
 
     Changes that the row does not read are ignored; if none remain, the row itself is returned.
     """

@@ -1,4 +1,4 @@
-"""Training of rows: one, or all that a sweep wants, several at once; each to its end."""
+"""Trains runs to their end: one, or all runs of a sweep, several of them at once."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from experiments.processes.cluster import (
     is_due_to_lost_process,
     process_count,
 )
-from experiments.processes.exit_codes import AGAIN, EXIT_CODES
+from experiments.processes.exit_codes import EXIT_CODES, PREEMPTED
 from experiments.processes.jobs import Jobs, cores
 from experiments.processes.memory import collect_garbage_rarely
 from experiments.processes.progress import JobReporter, RemoteReporter, Reporter, duration, reporting
@@ -35,7 +35,8 @@ from lm.config.base import SettingError
 from lm.devices import has_accelerator, visible_gpus
 from lm.files import write
 
-GPU_MEMORY_FRACTION = 0.9  # share of a GPU's memory, less what CUDA itself needs for each process
+# share of a GPU's memory that the runs on it divide among themselves; the rest is what CUDA itself needs
+GPU_MEMORY_FRACTION = 0.9
 MAX_ONE_CORE_STEP_FLOPS = 1e11  # between the steps of mini-real (3e10) and small (5e11)
 
 
@@ -50,34 +51,41 @@ def fits_one_core(experiment: Experiment) -> bool:
 
 
 def job_count(jobs: int, wanted: Sequence[RowRun]) -> int:
-    """Return how many runs to train at once.
+    """Return how many runs to train at once: ``jobs``, if it is not 0.
 
-    Raises SettingError if ``jobs`` asks for several where an accelerator other than a CUDA GPU trains, or
-    where there are several processes. With JAX_PLATFORMS=cpu no accelerator trains.
+    For 0 it is one run per core if a CPU trains and at least half of the runs are small, else 1.
+
+    SettingError if ``jobs`` asks for several where an accelerator other than a CUDA GPU trains, or where the
+    environment says that there are several processes.
     """
     if jobs < 0:
         raise SettingError(f"--jobs {jobs} should be at least 1, or 0 for as many as is best")
     if jobs == 1:
         return 1
-    small = sum(fits_one_core(run.experiment) for run in wanted)
-    if not jobs and 2 * small < len(wanted):  # all cores to each run, unless half of the runs are small
-        return 1
-    several = (process_count(os.environ) or 1) > 1
-    on_cpu = os.environ.get("JAX_PLATFORMS") == "cpu" or not has_accelerator()
-    if not several and (on_cpu or jobs and visible_gpus()):
-        return jobs or cores()
-    if jobs:
-        where = "on accelerators other than CUDA GPUs"
-        if several:
-            where = "of several processes (LM_PROCESSES, Slurm, Open MPI)"
-        raise SettingError(f"--jobs {jobs}: a sweep {where} trains one run at a time; leave --jobs out")
-    return 1
+    has_several_processes = (process_count(os.environ) or 1) > 1
+    if jobs == 0:
+        num_small = sum(fits_one_core(run.experiment) for run in wanted)
+        is_one_per_core = 2 * num_small >= len(wanted) and not has_several_processes and _trains_on_cpu()
+        return cores() if is_one_per_core else 1
+    refusal = ""
+    if has_several_processes:
+        refusal = "of several processes (LM_PROCESSES, Slurm, Open MPI)"
+    elif not _trains_on_cpu() and not visible_gpus():
+        refusal = "on accelerators other than CUDA GPUs"
+    if refusal:
+        raise SettingError(f"--jobs {jobs}: a sweep {refusal} trains one run at a time; leave --jobs out")
+    return jobs
+
+
+def _trains_on_cpu() -> bool:
+    """Return whether a CPU trains: there is no accelerator, or JAX_PLATFORMS=cpu leaves it unused."""
+    return os.environ.get("JAX_PLATFORMS") == "cpu" or not has_accelerator()
 
 
 def share_of_gpus(count: int, slot: int) -> dict[str, str]:
-    """Return the variables that give one of ``count`` processes a GPU, or its part of the memory of one.
+    """Return the environment variables that give process ``slot`` of ``count`` its GPU and share of memory.
 
-    Without GPUs there are none. A share of memory that the user has set stays.
+    They are {} without GPUs. A share of memory that the user has set in the environment is kept.
     """
     if not (gpus := visible_gpus()):
         return {}
@@ -89,9 +97,9 @@ def share_of_gpus(count: int, slot: int) -> dict[str, str]:
 def train_unfinished(
     wanted: Sequence[RowRun], options: Options, jobs: int = 1, in_children: bool = False
 ) -> int:
-    """Train those of ``wanted`` that have not finished, up to ``jobs`` at once.
+    """Train those of ``wanted`` that have not finished, up to ``jobs`` at once; return the exit code.
 
-    One that fails is reported and the others are trained; the exit code is that of the first failure.
+    If one fails, this is reported and the others are trained; the exit code is that of the first failure.
     in_children: train in processes with one thread each, also if there is only one, so that a run is the same
     to the last bit however many others are trained beside it.
     """
@@ -114,16 +122,16 @@ def train_unfinished(
 
 
 def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter, count: int) -> list[int]:
-    """Train the runs in so many processes at once, and return their exit codes."""
+    """Train the runs in up to ``count`` processes at once, and return their exit codes."""
     from experiments.runs.stages import stages  # with jax
     from lm.train.runtime.log import last_start_finished
 
     reporter.describe("all runs")
     has_seeds = len({run.experiment.seed for run in todo}) > 1
     tables = {run.name.rpartition("/")[0] for run in todo}
-    bars: dict[Path, JobReporter] = {}  # of the runs that have begun, by their folders
+    reporters: dict[Path, JobReporter] = {}  # of the runs in training, by their folders
 
-    def name(run: RowRun) -> str:
+    def bar_name(run: RowRun) -> str:
         short = run.title.removeprefix(f"{run.name.rpartition('/')[0]}/") if len(tables) == 1 else run.title
         return f"{short} seed {run.experiment.seed}" if has_seeds else short
 
@@ -131,32 +139,34 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
         every = stages(run.experiment, run.folder, options.cache)
         return {stage.folder for stage in every if not last_start_finished(stage.folder)}
 
-    def show(run: RowRun, call: Any) -> None:
-        if run.folder not in bars:
-            bars[run.folder] = JobReporter(reporter, name(run), run.steps)
-        bars[run.folder].repeat(call)
+    def show_progress(run: RowRun, call: Any) -> None:
+        if run.folder not in reporters:
+            reporters[run.folder] = JobReporter(reporter, bar_name(run), run.steps)
+        reporters[run.folder].repeat(call)
 
-    def end(run: RowRun, killed: str | None) -> None:
-        if killed is not None:
-            reporter.complain(_failure(run, killed))
-        if run.folder in bars:
-            bars.pop(run.folder).close()
+    def report_end(run: RowRun, cause: str | None) -> None:
+        if cause is not None:
+            reporter.complain(_failure(run, cause))
+        if run.folder in reporters:
+            reporters.pop(run.folder).close()
 
     work, gpu_variables = partial(_train_in_child, options), partial(share_of_gpus, count)
-    # the last takes two seconds of every run that is scored by ROUGE
+    # importing the last of them takes two seconds in every run that is scored by ROUGE
     preload = (__name__, "experiments.runs.run", "grain", "rouge_score.rouge_scorer")
-    jobs = Jobs(count, work, unfinished_stage_folders, show, end, gpu_variables, preload=preload)
+    outputs = unfinished_stage_folders
+    jobs = Jobs(count, work, outputs, show_progress, report_end, gpu_variables, preload=preload)
     codes = jobs.run(todo)
-    if jobs.signal is not None:
-        reporter.say(f"stopped ({signal.Signals(jobs.signal).name}); run the same command to resume")
-        sys.exit(AGAIN)
+    if jobs.received_signal is not None:
+        name = signal.Signals(jobs.received_signal).name
+        reporter.say(f"stopped ({name}); run the same command to resume")
+        sys.exit(PREEMPTED)
     return [code or 0 for code in codes]
 
 
 def _train_in_child(options: Options, run: RowRun, send: Callable[[Any], None]) -> int:
-    """In a process of its own: train one run to its end, showing its progress in the parent.
+    """In a child process: train one run to its end, and show its progress in the parent.
 
-    It begins with what ``lm`` does for a command.
+    First set up the process as ``lm`` does for a command.
     """
     collect_garbage_rarely()
     speak_any_encoding()
@@ -194,10 +204,11 @@ def train_or_raise(
         )  # SettingError if it is damaged
         allowed = options.allowed - {"settings"} if finished else options.allowed
         Run(run.experiment, run.folder, options.cache).train(reporter, allowed, options.tools, begin)
-        scores = broadcast_from_first(lambda: summary(run.folder) + _memorising(run.folder))
-    except Interrupted as stopped:  # by a signal that a parent may have sent in place of another
+        scores = broadcast_from_first(lambda: summary(run.folder) + _overfitting_note(run.folder))
+    except Interrupted as stopped:
+        # The message names no signal, since a parent may have passed on another signal as SIGTERM.
         reporter.say(f"{_name_and_seed(run)}: {stopped.saved}. Run the same command to resume.")
-        sys.exit(AGAIN)
+        sys.exit(PREEMPTED)
     except SettingError:
         raise
     except (CheckpointError, NonFiniteLoss, RunDeleted) as error:
@@ -217,8 +228,12 @@ def train_or_raise(
     return EXIT_CODES["done"]
 
 
-def _memorising(folder: Path) -> str:
-    """Return when a finished run's held-out loss was lowest, if the model memorised its text since."""
+def _overfitting_note(folder: Path) -> str:
+    """Return a note with the step at which a finished run's held-out loss was lowest; "" without overfitting.
+
+    It overfits if the held-out loss rose after that step while the training loss did not
+    (``lowest_before_memorising``).
+    """
     result = read_result(folder)
     lowest = lowest_before_memorising(read_curves([result], warn=lambda line: None)) if result else None
     if lowest is None:
@@ -250,9 +265,9 @@ def _write_traceback(trace: str, folder: Path) -> str:
 
 
 def train_row(name: str, experiment: Experiment, options: Options, check: bool, run_name: str = "") -> None:
-    """Train one run to its end and say where it lies; with ``check`` only see whether it could be started.
+    """Train one run to its end and name its folder; with ``check``, only check whether it could be started.
 
-    run_name: by which other commands find the run; "" for none.
+    run_name: the name by which other commands find the run; "" for none.
     """
     import jax
 
@@ -263,7 +278,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
     run = row_run(name, experiment, options)
     with reporting(run.steps, quiet=jax.process_index() > 0) as reporter:
 
-        def say_ending() -> None:
+        def print_summary() -> None:
             from experiments.cli.run_summary import summarize
 
             for line in summarize(name, experiment, run.folder):
@@ -280,7 +295,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
         if shared := link_shared_run(run, options):
             reporter.say(shared)
 
-        def name_it() -> None:
+        def set_names() -> None:
             if jax.process_index() == 0:
                 for short in filter(None, (LAST, run_name)):
                     name_run(options.runs, short, run.folder)
@@ -288,30 +303,31 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
         if broadcast_from_first(lambda: read_result(run.folder) is not None):
             broadcast_from_first(lambda: check_settings(experiment, run.folder))
             broadcast_from_first(lambda: check_data(run, options, reporter.say))
-            name_it()
+            set_names()
             reporter.say(f"already finished: {run.folder}")
             if note := other_modules_note(map(read_result, [run.folder])):
                 reporter.say(note)
-            say_ending()
+            print_summary()
             return
-        code = train_or_raise(run, options, reporter, name_it)
+        code = train_or_raise(run, options, reporter, set_names)
         if code:
             reporter.say(f"run: {run.folder}")
         elif jax.process_index() == 0:
             for line in sample_lines(run):
                 reporter.say(line)
-            say_ending()
+            print_summary()
     if code:
         sys.exit(code)
 
 
 def sample_lines(run: RowRun) -> list[str]:
-    """Return lines that show what a model writes of held-out text.
+    """Return lines that show what the trained model generates for a held-out text.
 
-    There are none for the denoisers of the study on the built-in text, whose sample says little.
+    Return [] for a model other than a decoder on a built-in corpus, whose sample says little.
     """
     experiment = run.experiment
-    if not (":" in experiment.data.corpus or experiment.model.architecture == "decoder"):
+    is_builtin_corpus = ":" not in experiment.data.corpus  # others have a prefix, such as text:book.txt
+    if is_builtin_corpus and experiment.model.architecture != "decoder":
         return []
     from experiments.evaluate.samples import held_out_sample  # with all that opens trained models
 

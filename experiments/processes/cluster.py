@@ -14,20 +14,21 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from experiments.processes.exit_codes import AGAIN, EXIT_CODES
+from experiments.processes.exit_codes import EXIT_CODES, PREEMPTED
 from experiments.processes.restart import heeded_signals, print_line
 from lm.config.base import SettingError
 from lm.train.runtime.preemption import exit_after
 
-# Seconds to wait until all processes are there, for a sign of life of one, and for a step; 0: FOREVER.
+# Seconds to wait for all processes to join, for a heartbeat of each, and for a step; 0 stands for FOREVER.
 # A heartbeat of 30 s bridges a machine that is moved or overloaded, and jax's own 100 s are idle time.
 TIMEOUTS = {"LM_START_TIMEOUT": 300.0, "LM_HEARTBEAT": 30.0, "LM_STEP_TIMEOUT": 1_800.0}
 FOREVER = 1e6  # eleven days [seconds]
 FAREWELL = 5.0  # for the others to fail in the same way, after which a process that failed leaves [seconds]
-COUNTS = ("LM_PROCESSES", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # variables: how many there are
+# environment variables that hold the number of processes
+PROCESS_COUNT_VARIABLES = ("LM_PROCESSES", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # hosts that are this machine alone
-# words of the error that a collective ends with when one of its processes is gone
-LOST = ("Gloo", "NCCL", "heartbeat", "coordination service")
+# The error of a collective contains one of these words if one of its processes has ended.
+LOST_PROCESS_MESSAGES = ("Gloo", "NCCL", "heartbeat", "coordination service")
 
 
 def timeout(name: str) -> float:
@@ -51,7 +52,7 @@ def _number(environment: Mapping[str, str], name: str, kind: type, default: obje
 
 def process_count(environment: Mapping[str, str]) -> int | None:
     """Return how many processes the environment says there are; None if it does not say."""
-    name = next((name for name in COUNTS if environment.get(name)), None)
+    name = next((name for name in PROCESS_COUNT_VARIABLES if environment.get(name)), None)
     return None if name is None else _number(environment, name, int)
 
 
@@ -96,9 +97,9 @@ def join_others() -> bool:
     for number in handlers:
         signal.signal(number, signal.SIG_DFL)
     jax.config.update("jax_enable_preemption_service", False)
-    late = threading.Timer(patience, _exit_without_others, [arguments, patience])
-    late.daemon = True
-    late.start()
+    join_timer = threading.Timer(patience, _exit_without_others, [arguments, patience])
+    join_timer.daemon = True
+    join_timer.start()
     joined = False
     try:
         jax.distributed.initialize(
@@ -118,7 +119,7 @@ def join_others() -> bool:
                 "LM_PROCESSES and LM_PROCESS, or LM_PROCESSES=1 for one process alone"
             ) from error
     finally:
-        late.cancel()
+        join_timer.cancel()
         if not joined:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -134,6 +135,7 @@ def _check_port(coordinator: str) -> None:
 
 
 def _exit_without_others(arguments: Mapping[str, Any], seconds: float) -> None:
+    """Say that the other processes did not join within ``seconds``, and end this process with exit code 1."""
     named = "process {process_id} of {num_processes} and the others did not meet at {coordinator_address}"
     failure = named.format(**arguments) if arguments else "this process and the others did not meet"
     print_line(f"{failure} within {seconds:.0f} s (LM_START_TIMEOUT); LM_PROCESSES=1 runs each alone")
@@ -151,17 +153,17 @@ def leave_others(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # nobody reads any more
             stream.flush()
-    if code not in (EXIT_CODES["done"], AGAIN):
+    if code not in (EXIT_CODES["done"], PREEMPTED):
         exit_after(FAREWELL, code)
     with suppress(RuntimeError):  # one of them is gone
         jax.distributed.shutdown()
 
 
 def is_due_to_lost_process(error: Exception) -> bool:
-    """Return whether the error is that of a collective without a process of this run, which is gone."""
+    """Return whether a collective failed with this error because another process of this run has ended."""
     import jax
 
-    return jax.process_count() > 1 and any(word in str(error) for word in LOST)
+    return jax.process_count() > 1 and any(word in str(error) for word in LOST_PROCESS_MESSAGES)
 
 
 # ---- what the processes agree on
@@ -179,7 +181,8 @@ def gathered(value: Any) -> list[Any]:
     longest = int(process_allgather(np.int32(len(sent))).max())
     length = -(-longest // 1024) * 1024  # a collective is compiled for each length
     texts = process_allgather(np.frombuffer(sent.ljust(length), np.uint8))
-    return [json.loads(np.asarray(text, np.uint8).tobytes()) for text in texts]  # wider, as they come
+    # process_allgather may return wider integers than the uint8 that was sent
+    return [json.loads(np.asarray(text, np.uint8).tobytes()) for text in texts]
 
 
 def broadcast_from_first(find: Callable[[], Any]) -> Any:

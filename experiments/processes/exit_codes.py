@@ -14,7 +14,7 @@ EXIT_CODES = {
     "interrupted": 130,  # by Ctrl-C outside of training, with nothing to save
     "output closed": 128 + signal.SIGPIPE,  # what is printed, as behind `| head`; run and sweep continue
 }
-AGAIN = EXIT_CODES["preempted"]
+PREEMPTED = EXIT_CODES["preempted"]
 
 OUT_OF_MEMORY: dict[int, str] = {
     signal.SIGABRT: "as XLA is where it gets no more memory: see ulimit -v and the container's limit, "
@@ -29,7 +29,7 @@ def exit_code(status: int) -> int:
     SIGTERM is a request to stop, also for a process that had nothing to save.
     """
     if status == -signal.SIGTERM:
-        return AGAIN
+        return PREEMPTED
     return status if status >= 0 else 128 - status
 
 

@@ -21,7 +21,7 @@ from experiments.processes.restart import SIGNALS, exit_after_sigterm, heeded_si
 # Variables that leave one thread each to XLA's pools (the flag: within a matrix product) and to OpenBLAS.
 ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 XLA_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
-AFTER_ERROR = 60.0  # that children have to save and end after an error of the parent [seconds]
+AFTER_ERROR = 60.0  # time that children have to save and end after an error of the parent [seconds]
 FORKSERVER = get_context("forkserver")  # a fork of this process would inherit jax's threads as they are
 
 Job = TypeVar("Job")
@@ -38,10 +38,10 @@ class Jobs(Generic[Job]):
 
     work: a module-level function, since it is pickled; it gets a job and a function that sends something to
     ``show``.
-    outputs: returns what a job would make and others may need too, such as the stages that rows share. Jobs
-    that share no outputs with running ones are started first.
+    outputs: returns what a job would write and other jobs would wait for, such as the folders of shared
+    stages. A job is preferred if none of its outputs are being written by a running job.
     show: gets a job and what its process sent.
-    end: gets a job that has ended and, if its process died, by what.
+    end: gets a job that has ended and, if its process cannot have reported it, the cause.
     variables: returns the environment variables of a process by its slot, of ``count``, from 0.
     preload: modules that the server imports, once for all processes.
     """
@@ -59,21 +59,21 @@ class Jobs(Generic[Job]):
         self.count, self.work, self.preload = count, work, preload
         self.outputs, self.show, self.end, self.variables = outputs, show, end, variables
         self.children: dict[int, Child] = {}  # at work, by the numbers of their jobs
-        self.signal: int | None = None  # the last that asked to end
+        self.received_signal: int | None = None  # number of the last signal that asked to end
 
     def run(self, jobs: Sequence[Job]) -> list[int | None]:
-        """Return the exit codes; None for a job that was not begun, since a signal came.
+        """Return the exit codes; None for a job that was not begun because a signal came.
 
-        It is passed on to the children, as SIGTERM, and their ends are waited for. Afterwards this process
-        ignores further signals, since it ends too.
+        The signal is passed on to the children as SIGTERM, and this waits until they have ended. Afterwards
+        this process ignores further signals, since it is about to end too.
         """
         waiting = [*range(len(jobs))]
         codes: list[int | None] = [None] * len(jobs)
         start_server(self.preload)
         with self._signals_passed_on():
             try:
-                while self.children or (waiting and self.signal is None):
-                    while waiting and len(self.children) < self.count and self.signal is None:
+                while self.children or (waiting and self.received_signal is None):
+                    while waiting and len(self.children) < self.count and self.received_signal is None:
                         number = self.choose(jobs, waiting)
                         waiting.remove(number)
                         self._start(number, jobs[number])
@@ -87,14 +87,14 @@ class Jobs(Generic[Job]):
 
     def choose(self, jobs: Sequence[Job], waiting: Sequence[int]) -> int:
         """Return the first ``waiting`` number, if possible of a job that need not wait for another."""
-        being_made = {made for number in self.children for made in self.outputs(jobs[number])}
-        free = (number for number in waiting if not being_made.intersection(self.outputs(jobs[number])))
+        being_written = {output for number in self.children for output in self.outputs(jobs[number])}
+        free = (number for number in waiting if not being_written.intersection(self.outputs(jobs[number])))
         return next(free, waiting[0])
 
     def _start(self, number: int, job: Job) -> None:
         slot = min({*range(self.count)} - {child.slot for child in self.children.values()})
         self.children[number] = Child(self.work, job, slot, self.variables(slot))
-        if self.signal is not None:  # it came before it could be passed on
+        if self.received_signal is not None:  # it came before it could be passed on
             self._terminate()
 
     def _wait(self, jobs: Sequence[Job]) -> Iterator[tuple[int, int]]:
@@ -107,7 +107,10 @@ class Jobs(Generic[Job]):
                 self.show(jobs[number], message)
             if status is not None:
                 del self.children[number]
-                self.end(jobs[number], death(status, child.has_sent) if self.signal is None else None)
+                cause = None
+                if self.received_signal is None:
+                    cause = unreported_cause(status, child.has_sent)
+                self.end(jobs[number], cause)
                 yield number, exit_code(status)
 
     def _terminate(self) -> None:
@@ -117,7 +120,7 @@ class Jobs(Generic[Job]):
     @contextmanager
     def _signals_passed_on(self) -> Iterator[None]:
         def pass_on(number: int, _: FrameType | None) -> None:
-            self.signal = number
+            self.received_signal = number
             self._terminate()
 
         before = {number: signal.signal(number, pass_on) for number in heeded_signals()}
@@ -125,13 +128,14 @@ class Jobs(Generic[Job]):
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler if self.signal is None else signal.SIG_IGN)
+                signal.signal(number, handler if self.received_signal is None else signal.SIG_IGN)
 
 
-def death(status: int, has_sent: bool) -> str | None:
-    """Return why a process ended, if it cannot have reported that.
+def unreported_cause(status: int, has_sent: bool) -> str | None:
+    """Return why a process ended if it cannot have reported that itself, else None.
 
-    So ends a signal, an exit code not of ours, and an error before it has sent anything.
+    It cannot if a signal killed it, if its exit code is none of EXIT_CODES, or if it failed before it sent
+    anything.
     """
     if status < 0:
         return killed_by(-status)
@@ -175,9 +179,10 @@ class Child:
 
 
 def start_server(preload: Sequence[str]) -> None:
-    """Start the server of which all processes are forks, unless it runs; it goes on importing ``preload``.
+    """Start the fork server, of which all job processes are forks, unless it already runs.
 
-    It has one thread. It blocks signals, and its forks inherit that: a signal to the whole process group,
+    This returns before the server has imported ``preload``. The server has a single thread, since a fork has
+    only the thread that made it. It blocks SIGNALS, and so do its forks: a signal to the whole process group,
     such as Ctrl-C, reaches only this process, which forwards it.
     """
     forkserver.set_forkserver_preload([*preload])
@@ -189,7 +194,7 @@ def start_server(preload: Sequence[str]) -> None:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for name, value in before.items():
+        for name, value in before.items():  # restore this process's own values
             del os.environ[name]
             if value is not None:
                 os.environ[name] = value

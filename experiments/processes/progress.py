@@ -72,21 +72,33 @@ class Reporter:
         if not self.console.is_terminal:
             self.console.print(f"{phase} ({detail})" if detail else phase)
 
-    def began(self, compiling: float) -> None:
-        """Start the clock after the first step of a phase; print how long the very first one took."""
+    def first_step_done(self, compiling: float) -> None:
+        """Clear the detail that a stage shows until its first step, which is now done.
+
+        The first call, for the first stage, also starts the clock by which the time left is estimated. It
+        prints how long after the start of the process the step was done, and how long compiling it took
+        (``compiling``) [seconds].
+        """
+        self._bar.update(self._task, detail="")
         if self._since is None:
             since = time.monotonic() - STARTED
             self.say(f"first step {since:.1f} s after the start; compiling it took {compiling:.1f} s")
             self._since = time.monotonic()
 
-    def advance(self, steps: int, detail: str = "") -> None:
-        """Add ``steps`` to those done, and show the newest figure, such as the loss, as ``detail``.
+    def advance(self, steps: int, detail: str | None = None) -> None:
+        """Add ``steps`` to those done. Show ``detail``, such as the newest loss, until another is given.
 
-        The time left is estimated from single steps after the first, whose compilation would distort it.
+        The time left is estimated from the steps after the first that are reported one by one. Steps that are
+        reported together were done by an earlier process, and the first step includes compilation.
         """
-        self._bar.update(self._task, advance=steps, detail=detail)
-        self._done += steps == 1 and self._since is not None
-        if self._done and self._since is not None:
+        self._bar.update(self._task, advance=steps)
+        if detail is not None:
+            self._bar.update(self._task, detail=detail)
+        if self._since is None:
+            return
+        if steps == 1:
+            self._done += 1
+        if self._done:
             task = next(task for task in self._bar.tasks if task.id == self._task)
             seconds_per_step = (time.monotonic() - self._since) / self._done
             remaining = max(task.remaining or 0, 0)
@@ -112,11 +124,12 @@ class JobReporter(Reporter):
     def start(self, phase: str, detail: str = "") -> None:
         super().start(f"{self._name}: {phase}", detail)
 
-    def began(self, compiling: float) -> None:
-        self._whole.began(compiling)
+    def first_step_done(self, compiling: float) -> None:
+        self._whole.first_step_done(compiling)
+        self._bar.update(self._task, detail="")
         self._since = self._since or time.monotonic()
 
-    def advance(self, steps: int, detail: str = "") -> None:
+    def advance(self, steps: int, detail: str | None = None) -> None:
         super().advance(steps, detail)
         self._whole.advance(steps)
 
@@ -134,7 +147,7 @@ class RemoteReporter(Reporter):
     """A Reporter in a child process, which sends its calls to the parent, which shows them."""
 
     def __init__(self, send: Callable[[tuple[str, tuple[Any, ...]]], None]):
-        for method in ("start", "began", "advance", "say", "complain"):
+        for method in ("start", "first_step_done", "advance", "say", "complain"):
             setattr(self, method, self._sending(method, send))
 
     @staticmethod

@@ -17,7 +17,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from experiments.processes.exit_codes import AGAIN, EXIT_CODES, exit_code, killed_by
+from experiments.processes.exit_codes import EXIT_CODES, PREEMPTED, exit_code, killed_by
 from lm.config.base import SettingError
 from lm.train.runtime.preemption import exit_after
 
@@ -42,7 +42,7 @@ def print_line(text: str) -> None:
 
 
 def exit_after_sigterm(message: str = "") -> NoReturn:
-    """Print a message and exit with AGAIN, within AFTER_SIGNAL: for work that has nothing to save.
+    """Print a message and exit with PREEMPTED, within AFTER_SIGNAL: for work that has nothing to save.
 
     The timer is there because an exception in a callback gets lost, and leaving may take its time. A second
     signal is ignored, since an exception while a process leaves prints a traceback.
@@ -50,8 +50,8 @@ def exit_after_sigterm(message: str = "") -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if message:
         print_line(message)
-    exit_after(AFTER_SIGNAL, AGAIN)
-    sys.exit(AGAIN)
+    exit_after(AFTER_SIGNAL, PREEMPTED)
+    sys.exit(PREEMPTED)
 
 
 def run_with_restarts(arguments: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ class Parent:
                 pause = min(2.0**turn, LONGEST_PAUSE)
                 print_line(f"{reason}; restart {turn + 1} of {self.restarts} in {pause:.0f} s")
                 if self._signalled_within(pause):
-                    return AGAIN
+                    return PREEMPTED
         print_line(f"{reason}; this was the last of {self.restarts} restarts")
         return code
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from experiments.console import TEXTS, Cell, Sheet
+from experiments.console import LEFT_ALIGNED_HEADINGS, Cell, Sheet
 from experiments.report.comparison import EQUIVALENCE_MARGIN, Comparison, Verdict, Verdicts, VerdictWord
 from experiments.report.metrics import BITS_PER_BYTE, HELD_OUT_LOSS, Budget, Group
 from experiments.report.statistics import ALPHA
@@ -105,7 +105,7 @@ def escape(text: str) -> str:
 
 def _column_kind(head: str, cells: Sequence[Cell]) -> str:
     """Return how LaTeX sets a column: texts at the left, in several lines where they are long."""
-    if head not in TEXTS and not head.startswith(VERDICTS):
+    if head not in LEFT_ALIGNED_HEADINGS and not head.startswith(VERDICTS):
         return "r"
     return WRAPPED if max(len(cell.text) for cell in cells) > MAX_ONE_LINE else "l"
 

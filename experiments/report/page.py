@@ -10,7 +10,7 @@ from string import Template
 
 from markdown_it import MarkdownIt
 
-from experiments.console import Cell, markdown, plain
+from experiments.console import Cell, escape_markdown, markdown
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import Result
 from experiments.study.experiment import Experiment
@@ -63,9 +63,11 @@ def _html(text: str) -> str:
 def row_details(row: Row, runs: Sequence[Result], experiment: Experiment, baseline: Experiment) -> str:
     """Return what a row changes, its runs, and samples of their predictions, folded."""
     changed = relevant_diff(baseline, experiment)
-    settings = [f"- {plain(f'{path}: {old} → {new}')}" for path, (old, new) in changed.items()]
+    settings = [f"- {escape_markdown(f'{path}: {old} → {new}')}" for path, (old, new) in changed.items()]
     text = ["Settings changed:\n\n" + "\n".join(settings) if settings else "The baseline."]
-    listed = [f"- {plain(str(run.folder))}{pretraining_note(run, experiment)}" for run in runs[:MAX_RUNS]]
+    listed = [
+        f"- {escape_markdown(str(run.folder))}{pretraining_note(run, experiment)}" for run in runs[:MAX_RUNS]
+    ]
     if len(runs) > MAX_RUNS:
         listed.append(f"- and {len(runs) - MAX_RUNS} more")
     text.append("Runs:\n\n" + "\n".join(listed))
@@ -94,12 +96,12 @@ def prediction_samples(task: str, step: int, run: Result) -> str:
     folders = run.stage_folders().values()
     ensembles = [folder.parent / "predictions" / task / "ensemble.jsonl" for folder in folders]
     files = [*ensembles, *(folder / "predictions" / task / f"{step}.jsonl" for folder in folders)]
-    head = f"{plain(task)}, seed {run.seed}, step {step}:"
+    head = f"{escape_markdown(task)}, seed {run.seed}, step {step}:"
     try:
         file = next((file for file in files if file.exists()), None)
         lines = parse_lines_with_checksum(file.read_bytes(), file, "not shown")[:MAX_SAMPLES] if file else []
     except (SettingError, OSError) as error:
-        return f"{head} {plain(str(error))}\n"
+        return f"{head} {escape_markdown(str(error))}\n"
     keys = [key for key in ("inputs", "target", "prediction") if any(key in line for line in lines)]
     if not keys:
         return f"{head} no predictions\n"

@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.console import CONSOLE, RUNS, Sheet, markdown, narrowed, plain, print_line, show_sheet
+from experiments.console import (
+    CONSOLE,
+    RUNS,
+    Sheet,
+    escape_markdown,
+    markdown,
+    narrowed,
+    print_line,
+    show_sheet,
+)
 from experiments.figures.panels import PlotGrid
 from experiments.report import text
 from experiments.report.comparison import Comparison, Verdicts, Warn, share_noise
@@ -288,7 +297,7 @@ def _section(table_report: TableReport) -> Section:
     for heading, sheet in table_report.sheets.items():
         parts += [f"{heading or 'Scores'}:", markdown(sheet)]
     parts += table_report.notes
-    parts += [f"![{plain(grid.title)}]({file}.png)" for file, grid in table_report.figures.items()]
+    parts += [f"![{escape_markdown(grid.title)}]({file}.png)" for file, grid in table_report.figures.items()]
     baseline = comparison.experiments[comparison.baseline.name]
     details = [
         row_details(row, comparison.runs_of(row), comparison.experiments[row.name], baseline)

@@ -89,7 +89,7 @@ class StageLog(Log):
 
     def log_first_step(self, compiling: float) -> None:
         super().log_first_step(compiling)
-        self._reporter.began(compiling)
+        self._reporter.first_step_done(compiling)
 
     def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
         super().write(step, kind, values)

@@ -6,6 +6,8 @@ from importlib import import_module
 import pytest
 
 MODULES = (
+    "experiments.cli.dry_run",
+    "experiments.console",
     "experiments.runs.phases",
     "experiments.study.experiment",
     "experiments.study.overrides",

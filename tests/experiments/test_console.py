@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from experiments import console
@@ -94,3 +95,11 @@ def test_a_sheet_is_narrowed_to_the_terminal_by_its_last_metrics_and_keeps_the_f
     assert [*narrowed(sheet, heads)] == ["row", heads[0], "seeds"]
     monkeypatch.setattr("experiments.console.CONSOLE", Console(width=800))
     assert narrowed(sheet, heads) == sheet
+
+
+def test_a_sheet_of_wide_characters_is_split_so_that_each_part_fits(monkeypatch, capsys):
+    sheet = {"row": [Cell("a"), Cell("b")]} | {f"列{i}": [Cell("語" * 9)] * 2 for i in range(6)}
+    monkeypatch.setattr(console, "CONSOLE", Console(width=60, file=sys.stdout))
+    show_sheet("a table", sheet)
+    said = capsys.readouterr().out
+    assert said.count("語" * 9) == 2 * 6 and max(map(cell_len, said.splitlines())) <= 60

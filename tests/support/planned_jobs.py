@@ -51,7 +51,7 @@ if __name__ == "__main__":
     jobs = Jobs(2, work, lambda plan: (), show, end, preload=["colorsys"])
     before = dict(os.environ)
     codes = jobs.run(sys.argv[1:])
-    if jobs.signal is not None:
-        signal.raise_signal(jobs.signal)
-    print("codes", codes, jobs.signal, flush=True)
+    if jobs.received_signal is not None:
+        signal.raise_signal(jobs.received_signal)
+    print("codes", codes, jobs.received_signal, flush=True)
     assert os.environ == before

@@ -302,6 +302,16 @@ def test_each_phase_of_pre_training_counts_the_tokens_of_its_own_sequences():
     assert sequence_lengths_and_tokens("gpt/base", gpt) == (0, length, steps * batch * length)
 
 
+def test_the_tokens_of_a_row_with_a_pre_training_per_task_are_those_of_one_model():
+    row = "t5/12-multi-task/leave-one-out"
+    experiment = build(row, "nano")
+    last_phases = [stage for stage in stages(experiment) if stage.is_pretraining and stage.is_compared]
+    assert len(last_phases) == len(experiment.tuning.mixtures) > 1
+    inputs, targets, tokens = sequence_lengths_and_tokens(row, experiment)
+    pretraining = experiment.pretraining
+    assert tokens == pretraining.steps * pretraining.batch_size * (inputs + targets)
+
+
 def test_a_rows_tokens_are_those_of_its_pre_training_and_the_ratio_is_count_over_6_n(monkeypatch, capsys):
     monkeypatch.setattr(CONSOLE, "width", 160)  # so that no cell is wrapped
     assert dispatch(["show", "gpt/base", "--scale", "nano", "--costs"]) == 0

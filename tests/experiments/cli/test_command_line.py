@@ -20,7 +20,15 @@ from experiments.cli import COMMANDS
 from experiments.cli.app import description, examples, function_of, parse
 from experiments.cli.run import heads_kept
 from experiments.cli.run_options import Options
-from experiments.cli.settings import CHANGED_OFTEN, given_changes, grid_points, parse_settings, read_config
+from experiments.cli.settings import (
+    CHANGED_OFTEN,
+    given_changes,
+    grid_points,
+    parse_settings,
+    read_config,
+    settings_among,
+    types_of,
+)
 from experiments.cli.sweep import sweep_argv
 from experiments.cli.synonyms import SYNONYMS, hints
 from experiments.runs.paths import save_settings
@@ -266,6 +274,16 @@ def test_a_grid_without_values_is_refused_with_the_form_of_one(text):
         grid_points([text])
 
 
+@pytest.mark.parametrize("group", ["model", "pretraining.optimizer"])
+def test_a_group_of_settings_in_a_grid_is_refused_with_some_of_its_settings(group):
+    with pytest.raises(SettingError, match=f"--grid {group} is a group of settings.* such as") as refused:
+        grid_points([f"{group}=1"])
+    named = str(refused.value).partition("such as ")[2].split(", ")
+    assert named and {*named} <= {path for path, _ in leaves(BASELINE) if path.startswith(f"{group}.")}
+    with pytest.raises(SettingError, match="no setting|modle"):
+        grid_points(["modle=1"])
+
+
 @pytest.mark.parametrize("values", ["'a", 'a,"b', "it's", "a\\"])
 def test_a_quote_in_a_grid_that_does_not_end_is_named(values):
     with pytest.raises(SettingError, match=r"--grid data\.corpus: .* cannot be split .*; close the quote"):
@@ -461,6 +479,21 @@ def test_a_sweep_of_tables_that_differ_says_at_which_scale_and_with_how_many_see
     for given in (["t5/[45]-*", "--scale", "nano", "--seeds", "2"], [first]):
         assert cli.dispatch(["sweep", *given, "--dry-run"]) == 0
         assert "tables differ" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", ["--help", "--help-all"])
+def test_the_help_of_sweep_lists_seeds_and_not_the_setting_that_a_sweep_refuses(page, capsys):
+    assert cli.dispatch(["sweep", page]) == 0
+    assert {*re.findall(r"--seeds?\b", unboxed(capsys.readouterr().out))} == {"--seeds"}
+    assert cli.dispatch(["run", page]) == 0
+    assert "--seed " in unboxed(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("switch", [path for path, kind in types_of(Experiment) if kind is bool])
+def test_a_switch_is_among_the_settings_of_a_command_line_whether_turned_on_or_off(switch):
+    for value in (True, False):
+        words = setting_arguments({switch: value})
+        assert settings_among(words) == settings_among([word.replace("_", "-") for word in words]) == [switch]
 
 
 def test_the_help_of_sweep_shows_the_values_of_the_table_and_not_those_of_nano(monkeypatch, capsys):

@@ -59,8 +59,10 @@ def test_a_run_has_the_state_of_its_process_its_steps_and_the_time_that_is_left(
     ]
     first = found[0]
     assert (first.run, first.stage) == (f"nano/{ROW}/seed-0", "pretraining")
-    assert (first.step, first.steps, first.loss) == (300, 800, 3.5)
-    assert first.left == pytest.approx(250)  # 500 steps, at the speed of the last stage that was trained
+    assert (first.steps_done, first.steps_total, first.loss) == (300, 800, 3.5)
+    assert first.seconds_left == pytest.approx(
+        250
+    )  # 500 steps, at the speed of the last stage that was trained
 
 
 @pytest.mark.parametrize("name", ["pretraining", "documentation-reading"])

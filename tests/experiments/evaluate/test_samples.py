@@ -14,7 +14,9 @@ from experiments.study.scales import SCALES
 
 STEPS = ("pretraining.steps", "pretraining.save_every", "pretraining.log_every")
 VERSE = "the cat sat on the mat and the dog lay on the rug. "
-QUIET = SimpleNamespace(**dict.fromkeys(("say", "complain", "start", "advance", "began"), lambda *_: None))
+QUIET = SimpleNamespace(
+    **dict.fromkeys(("say", "complain", "start", "advance", "first_step_done"), lambda *_: None)
+)
 
 
 @pytest.fixture

@@ -1015,9 +1015,26 @@ def test_nobody_is_told_a_time_left_before_there_is_one():
         assert (task.fields["left"], task.fields["detail"]) == ("", "preparing data, compiling")
         reporter.advance(1, "loss 3.2")
         assert task.fields["left"] == ""
-        reporter.began(1.0)
+        reporter.first_step_done(1.0)
         reporter.advance(1, "loss 3.1")
         assert task.fields["left"].startswith("ETA ") and task.fields["detail"] == "loss 3.1"
+
+
+def test_the_newest_loss_stays_beside_a_bar_until_the_next_and_startup_words_until_the_first_step():
+    with progress.reporting(20) as whole:
+        for reporter in (whole, progress.JobReporter(whole, "a run", 20)):
+            task = next(task for task in whole._bar.tasks if task.id == reporter._task)
+            for phase in ("pre-training", "fine-tuning"):
+                reporter.start(phase, "preparing data, compiling")
+                reporter.advance(0)  # as a stage reports the steps done before
+                assert task.fields["detail"] == "preparing data, compiling"
+                reporter.first_step_done(1.0)
+                assert task.fields["detail"] == ""
+                reporter.advance(0, "loss 3.2")
+                reporter.advance(1)
+                assert task.fields["detail"] == "loss 3.2"
+                reporter.advance(0, "loss 3.1")
+                assert task.fields["detail"] == "loss 3.1"
 
 
 def test_at_80_columns_a_long_name_is_cut_and_no_figure(monkeypatch):
@@ -1026,7 +1043,7 @@ def test_at_80_columns_a_long_name_is_cut_and_no_figure(monkeypatch):
     with progress.reporting(9_000) as reporter:
         run = progress.JobReporter(reporter, "a-row-of-a-table seed 10", 9_000)
         run.start("fine-tuning on documentation-reading")
-        run.began(1.0)
+        run.first_step_done(1.0)
         run._since -= 9.0
         run.advance(1, "held-out loss 3.456")
         with reporter.console.capture() as capture:

@@ -21,7 +21,9 @@ __all__ = ["runs"]
 ROW = "bert/no-nsp"
 PRETRAINED = {"tuning.mixtures": (), "tuning.heads": (), "finetuning.steps": 0}
 WIDER = {"vocab_size": 512, "d_model": 32, "attention.num_heads": 4}
-QUIET = SimpleNamespace(**dict.fromkeys(("say", "complain", "start", "advance", "began"), lambda *_: None))
+QUIET = SimpleNamespace(
+    **dict.fromkeys(("say", "complain", "start", "advance", "first_step_done"), lambda *_: None)
+)
 
 
 def taught(runs, teacher, row=ROW, **settings):

@@ -497,12 +497,12 @@ def test_modules_of_the_option_come_behind_those_of_the_environment(tmp_path, mo
 
 
 def test_the_words_that_start_a_process_again_lack_the_option(monkeypatch):
-    from experiments.__main__ import take_study
+    from experiments.__main__ import move_study_option_to_environment
 
     monkeypatch.setenv(STUDY, "")
     monkeypatch.setattr(sys, "argv", ["lm", "run", "--study", "a.py", "gpt/base"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "experiments", *sys.argv[1:]])
-    take_study()
+    move_study_option_to_environment()
     assert sys.orig_argv == ["python", "-X", "dev", "-m", "experiments", "run", "gpt/base"]
     assert plugins.study_files() == [Path("a.py").absolute()]
 

@@ -394,7 +394,7 @@ def test_the_time_left_is_told_from_steps_made_here_after_compiling():
         reporter.advance(500)  # done before
         reporter.advance(1)  # a batch that is ready while the step is compiled
         assert task.fields["left"] == ""
-        reporter.began(60.0)
+        reporter.first_step_done(60.0)
         assert task.fields["left"] == ""
         reporter._since -= 10.0
         reporter.advance(1)
