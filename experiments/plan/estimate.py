@@ -91,7 +91,8 @@ def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
     """Return the bounds of a compiled step, and the hours of the whole run at that speed."""
     phase, slices, chip = step.experiment.pretraining, step.slices, step.slices.chip
     flops = step.flops(phase.batch_size, step.lengths)
-    read = 3 * phase.microbatches * compiled.parameters * step.width / step.sizes["tensor"]
+    shard = _parameters_of_shard(step.experiment.model, compiled.parameters, step.sizes)
+    read = 3 * phase.microbatches * shard * step.width / step.sizes["tensor"]
     moved = 2 * (compiled.arguments + compiled.temporaries) + compiled.outputs + read
     traffic = [(n * received, tuple(axes), size) for _, axes, size, n, received in compiled.collectives]
     network = sum(received / slices.bandwidth(axes, size) for received, axes, size in traffic)
@@ -217,14 +218,16 @@ def memory(step: PlannedStep, parameters: int) -> float:
     saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor / model.compile.loss_chunks  # logits
     if model.output.softmaxes > 1:  # the sum of all softmaxes, and one of them
         working *= 2
-    for layers, queries, scores in _stacks(model, step.lengths):
+    stacks = _stacks(model, step.lengths)
+    for layers, queries, scores in stacks:
         saved += layers * rows * queries * width * saved_features
         block = 3 * width * queries * features + 12 * model.attention.num_heads / tensor * scores
         working = max(working, rows * block)
     # parameters, gradients, and what the optimiser remembers
     states = 2 + _remembered(replace(model, compile=CompileConfig()), phase.optimizer)
     held = _parameters_of_shard(model, parameters, sizes)
-    gathered = (sizes["fsdp"] > 1) * 4 * width * held / tensor / model.num_decoder_layers
+    layers_of_stack = sum(layers for layers, _, _ in stacks) / len(stacks)
+    gathered = (sizes["fsdp"] > 1) * 4 * width * held / tensor / layers_of_stack
     return 4 * held * states / (sizes["fsdp"] * tensor) + saved + working + gathered
 
 
@@ -313,7 +316,7 @@ def seconds(step: PlannedStep, parameters: int) -> float:
     shard, width = _parameters_of_shard(model, parameters, sizes) / tensor, step.width
     positions = sum(layers * queries for layers, queries, _ in _stacks(model, step.lengths))
     expert = sizes["expert"]
-    tokens = phase.batch_size / (data * fsdp * expert) * positions
+    tokens = phase.batch_size / (data * fsdp * expert * sizes["sequence"]) * positions
     # parameters are gathered in the forward and the backward pass, and gradients are scattered
     sent = 3 * parts * shard * width * (1 - 1 / fsdp) / slices.bandwidth(("fsdp",), fsdp)
     # gradients in float32, there and back

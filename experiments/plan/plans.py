@@ -25,9 +25,11 @@ from experiments.runs.checks import check_heads
 from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.overrides import effective_overrides
+from experiments.study.papers.setups import SENTINELS, SPECIAL
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import build, find_one
-from experiments.study.scales import DEFAULT_SCALE, SCALES
+from experiments.study.scales import DEFAULT_SCALE, PAPER_SCALE, SCALES
+from experiments.study.table import Row
 from experiments.study.words import setting_arguments
 from lm import sharding
 from lm.config.base import SettingError, change, diff, leaves, nearest
@@ -56,8 +58,8 @@ class PlanOptions:
     # sizes of the mesh's axes, such as fsdp=8,tensor=2 or slice=2; data gets the remaining devices
     mesh: str = ""
     scale: str = DEFAULT_SCALE  # size of the study
-    # published model whose layers, widths and vocabulary replace the scale's, such as t5-11b; the row's own
-    # changes come after it
+    # published model whose layers, widths and vocabulary replace the scale's, and at scale base the paper's,
+    # such as t5-11b; the row's own changes come after it
     size: str = ""
     # compile the row's own mesh, rematerialisation and micro-batches and five likely others, and recommend
     # the fastest of them
@@ -92,21 +94,42 @@ class Plan:
 
 
 def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
-    """Return row ``name`` at ``scale``, of a published ``size`` if given, on a ``mesh`` "fsdp=8,tensor=2"."""
+    """Return row ``name`` at ``scale`` on a ``mesh`` such as "fsdp=8,tensor=2".
+
+    size: name of a published model whose layers, widths and vocabulary replace those of the scale before the
+    changes of the row are applied; "" keeps those of the scale.
+    """
     experiment = build(name, scale)
     if size:
-        if size not in PRESETS:
-            raise SettingError(f"--size {size}: unknown model size{nearest(size, PRESETS)}")
-        plain = dict(leaves(ModelConfig()))
-        new = {f"model.{path}": x for path, x in leaves(PRESETS[size]) if path in OF_SIZE or x != plain[path]}
-        row = find_one(name)
-        experiment = apply(apply(apply(BASELINE, SCALES[scale]), new), {**row.setup.changes, **row.changes})
+        experiment = _of_published_size(find_one(name), scale, size)
     for part in filter(None, mesh.split(",")):
         axis, _, number = part.partition("=")
         if not number.removeprefix("-").isdecimal():
             raise SettingError(f"--mesh {mesh} should read AXIS=SIZE,AXIS=SIZE, such as fsdp=8,tensor=2")
         experiment = change(experiment, f"mesh.{axis.strip()}", int(number))
     return experiment
+
+
+def _of_published_size(row: Row, scale: str, size: str) -> Experiment:
+    """Return ``row`` as ``build`` does, but with the model of PRESETS named ``size`` in place of the scale's.
+
+    At scale base the row's paper gives batch, lengths, rates and data as ever, but not the size of the model.
+    """
+    if size not in PRESETS:
+        raise SettingError(f"--size {size}: unknown model size{nearest(size, PRESETS)}")
+    plain = dict(leaves(ModelConfig()))
+    new = {f"model.{path}": x for path, x in leaves(PRESETS[size]) if path in OF_SIZE or x != plain[path]}
+    at_base = row.setup.at_base if scale == PAPER_SCALE else {}
+    training = {path: x for path, x in at_base.items() if path.partition(".")[0] != "model"}
+    experiment = apply(apply(BASELINE, SCALES[scale]), new)
+    pieces = PRESETS[size].vocab_size - SENTINELS - SPECIAL
+    if "data.vocabulary_size" in training:
+        training["data.vocabulary_size"] = pieces
+    elif experiment.data.vocabulary_size > pieces:
+        experiment = change(experiment, "data.vocabulary_size", pieces)
+    experiment = apply(experiment, {**row.setup.changes, **training})
+    # on their own, as in ``build``: a factor multiplies the setup's value, a whole group replaces its parts
+    return apply(experiment, row.changes)
 
 
 def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
