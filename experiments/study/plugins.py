@@ -31,7 +31,7 @@ ORIGIN_FILE = "origin.json"  # in the folder of each stage of a run
 STUDY = "LM_STUDY"  # environment variable, which started processes inherit: files, separated as in PATH
 
 # (registry, or "table"; name of an entry) -> the study module that added it; the project's own are not in it
-_MODULES: dict[tuple[str, str], Path] = {}
+_MODULE_OF_ENTRY: dict[tuple[str, str], Path] = {}
 
 
 class _TokenLoss:
@@ -152,6 +152,9 @@ def _undo(
     for now, before in ((TABLES, tables), *((registries[name], old) for name, old in entries.items())):
         now.clear()
         now.update(before)
+    for entry in [entry for entry, module in _MODULE_OF_ENTRY.items() if module == file]:
+        del _MODULE_OF_ENTRY[entry]
+    _set_choices(registries)
 
 
 def _check_and_extend(
@@ -179,8 +182,8 @@ def _check_and_extend(
     _check_tables_kept(tables, refuse)
     _check_entries(added, refuse)
     for name, new in added.items():
-        _MODULES.update({(name, key): file for key in new})
-    _MODULES.update({("table", name): file for name in _tables() if name not in tables})
+        _MODULE_OF_ENTRY.update({(name, key): file for key in new})
+    _MODULE_OF_ENTRY.update({("table", name): file for name in _tables() if name not in tables})
     _extend_choices(added)
     _bring_modules_along()
     for scale in added["SCALES"]:
@@ -291,7 +294,7 @@ def _check_unchanged(name: str, old: Mapping[str, Any], new: Mapping[str, Any], 
 
 def _owner(registry: str, name: str) -> str:
     """Return a phrase: whose an entry of a registry, or a table, is."""
-    file = _MODULES.get((registry, name))
+    file = _MODULE_OF_ENTRY.get((registry, name))
     return "the project's own" if file is None else f"added by {relative(file)}"
 
 
@@ -363,25 +366,36 @@ def _check_built(name: str, kind: Literal["row", "scale"], refuse: Refuse) -> No
 
 
 def _extend_choices(added: Mapping[str, Mapping[str, Any]]) -> None:
-    """Let settings that choose by name take the new names; tasks that are tuned on alone become mixtures."""
+    """Make the added names valid choices of their settings, and add a mixture for each task that can be
+    fine-tuned on alone.
+    """
+    from lm.data.tasks.mixtures import MIXTURES, single_task_mixtures
+
+    MIXTURES |= {name: mixture for name, mixture in single_task_mixtures().items() if name not in MIXTURES}
+    _set_choices([registry for registry, entries in added.items() if entries])
+
+
+def _set_choices(registries: Iterable[str]) -> None:
+    """Make the names in these registries, and no others, the choices of the settings that name an entry."""
     from lm.config.layers import MixerConfig, MlpConfig
     from lm.config.training import OPTIMIZERS, LossConfig, Schedule
-    from lm.data.tasks.mixtures import MIXTURES, single_task_mixtures
     from lm.objectives.corruption import NOISES
     from lm.objectives.denoising import Objective
 
-    MIXTURES |= {name: mixture for name, mixture in single_task_mixtures().items() if name not in MIXTURES}
-    set_choices(Objective, "noise", NOISES)
-    set_choices(Schedule, "name", OPTIMIZERS)
-    if added.get("MIXERS"):
+    changed = {*registries}
+    if "NOISES" in changed:
+        set_choices(Objective, "noise", NOISES)
+    if "OPTIMIZERS" in changed:
+        set_choices(Schedule, "name", OPTIMIZERS)
+    if "MIXERS" in changed:
         from lm.nn.mixers import MIXERS
 
         set_choices(MixerConfig, "kind", MIXERS)
-    if added.get("ACTIVATIONS"):
+    if "ACTIVATIONS" in changed:
         from lm.nn.layers import ACTIVATIONS
 
         set_choices(MlpConfig, "activation", ACTIVATIONS | {"none": None})
-    if added.get("TOKEN_LOSSES"):
+    if "TOKEN_LOSSES" in changed:
         from lm.train.losses import TOKEN_LOSSES
 
         set_choices(LossConfig, "name", {"cross-entropy": None} | dict.fromkeys(TOKEN_LOSSES, _TokenLoss))

@@ -569,6 +569,26 @@ def test_a_module_that_is_refused_is_refused_again_and_leaves_nothing(loads):
             assert "mine" not in OBJECTIVES and "a/b" not in registry.REGISTRY and "my" not in sys.modules
 
 
+def test_a_refused_module_leaves_no_choice_of_a_setting_and_is_no_owner(loads, tmp_path):
+    added = NOISE + (
+        "from lm.nn.layers import ACTIVATIONS\n"
+        "NOISES['odd'] = NOISES['iid']\n"
+        "ACTIVATIONS['bent'] = ACTIVATIONS['relu']\n"
+    )
+    choices = base._hints(Objective)["noise"]
+    wrong = IMPORTS + "add_table(make_table('a', '', {'b': {'model.d_modell': 1}}))\n"
+    with pytest.raises(SettingError, match="d_modell"):
+        loads(my=added + wrong)
+    assert base._hints(Objective)["noise"] == choices
+    for settings in ({"objective.noise": "odd"}, {"model.mlp.activation": "bent"}):
+        with pytest.raises(SettingError, match="odd|bent"):
+            build(registry.BASELINE_ROW, "nano", settings)
+    assert "odd" not in base._ADDED.get((Objective, "noise"), {})
+    assert tmp_path / "my.py" not in plugins._MODULE_OF_ENTRY.values()
+    loads(mine=added)  # under another name it is accepted
+    assert build(registry.BASELINE_ROW, "nano", {"objective.noise": "odd"}).objective.noise == "odd"
+
+
 def test_a_finished_run_of_another_module_is_said_to_be_one(loads, tmp_path):
     loads(my="ROWS = 1\n")
     stage = tmp_path / "stage"
