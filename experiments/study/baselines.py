@@ -29,7 +29,7 @@ class EqualSize:
     def __call__(self, _old: int | None, experiment: Experiment) -> int:
         """Return the even width whose number of parameters is nearest."""
         model = experiment.model
-        d_model, d_ff = model.d_model, times(self.feed_forward).of(model.mlp.d_ff)
+        d_model, d_ff = model.d_model, times(self.feed_forward).compute(model.mlp.d_ff)
         heads = model.attention.num_heads * model.attention.d_kv
         blocks = model.num_encoder_layers if self.bidirectional else model.num_decoder_layers
         block = 4 * d_model * heads + 3 * heads + 2 * d_model * d_ff + d_ff + 6 * d_model

@@ -28,8 +28,9 @@ class Claim:
 
     better: Row
     worse: Row
-    # published difference in its standard errors; None: the paper's noise is not known, or the rows are said
-    # to be equivalent
+    # difference of the published means over the table's columns, in standard errors, whichever column a
+    # conclusion is about; None: the paper does not give its noise, a row has no published score in one of
+    # these columns, or the rows are said to be equivalent
     z: float | None
     conclusion: str  # what the table's file says about it; empty if nothing
     relation: Relation = "better"

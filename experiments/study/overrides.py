@@ -37,10 +37,12 @@ def overrides_of(name: str, scale: str, experiment: Experiment) -> Overrides:
 
 
 def start_changes(experiment: Experiment) -> Overrides:
-    """Return what a row takes over from the checkpoint that ``experiment`` starts from; {} without one.
+    """Return the settings that a row takes over from the checkpoint that ``experiment`` starts from.
 
-    That is the shape of the model, its vocabulary and special ids. Pre-training is left out, unless its steps
-    are given; the rate of dropout, and how the model is compiled, stay the row's.
+    These are the shape of the model, its vocabulary and its special ids; {} without a checkpoint. The steps
+    of the warm-up and of pre-training are 0, and the settings of word vectors are the defaults. Steps of
+    pre-training that a command line gives are applied after these changes. Dropout and compilation stay the
+    row's.
     """
     if not experiment.start.model:
         return {}

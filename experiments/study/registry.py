@@ -308,9 +308,9 @@ def _values(row: Row, scale: ScaleChanges, is_paper_scale: bool) -> tuple[Any, .
     values = dict(_setup_values(row.setup, scale, is_paper_scale))
     for path, value in row.changes.items():
         if isinstance(value, Times):
-            values[path] = value.of(values[path])
+            values[path] = value.compute(values[path])
         elif isinstance(value, ShareOf):
-            values[path] = value.of(values[value.path])
+            values[path] = value.compute(values[value.path])
         elif is_dataclass(value) and not callable(value):  # a group, such as the objective
             values |= leaves(value, f"{path}.")
         elif path in values and not callable(value):

@@ -57,10 +57,12 @@ PAPER = Paper(
 SEPARATE: Changes = {"model.output.logits": "separate"}
 SHARED: Changes = {"model.shared_layers": True}
 ENCODER_EMBEDDING: Changes = {"model.embedding.encoder": "separate"}
-# Without norms training is not stable by Adafactor; the rows of ReZero with norms take Adam as well.
+# Rows without norms are not stable with Adafactor, so ReZero and Fixup train with Adam. The rows of ReZero
+# with norms use Adam too.
 ADAM: Changes = {
     "pretraining.optimizer.name": "adamw",
-    "pretraining.optimizer.learning_rate": 0.05,  # over the root of the step, so 5e-4 at most
+    # divided by the square root of max(step, timescale): at most 5e-4 at scale base
+    "pretraining.optimizer.learning_rate": 0.05,
     "pretraining.optimizer.warmup_steps": share_of("pretraining.steps", 4_000 / 524_288),
 }
 REZERO: Changes = ADAM | {"model.residual": "rezero"}
@@ -96,7 +98,10 @@ NO_POSITIONS: Changes = {"model.positions.kind": "none"}
 
 
 def layers(factor: float) -> Changes:
-    """Return ``factor`` times the layers, with as many parameters: narrower layers of fewer heads."""
+    """Return the change to ``factor`` times the layers with about as many parameters in all.
+
+    d_ff and the number of heads are divided by ``factor``.
+    """
     return {
         "model.num_encoder_layers": times(factor),
         "model.num_decoder_layers": times(factor),
