@@ -17,7 +17,7 @@ from commands import accepted
 
 from experiments.plan import compiler, plans, worker
 from experiments.plan.compiler import compile_step, planned_step, program_key
-from experiments.plan.estimate import arrangements, candidates, estimate, memory, seconds, writing
+from experiments.plan.estimate import arrangements, candidates, estimate, estimate_decoding, memory, seconds
 from experiments.plan.program import read_program, unexpected_gathers
 from experiments.plan.slices import CHIPS, find_slice, shapes_of
 from experiments.plan.step import Compiled, PlannedStep
@@ -187,16 +187,22 @@ def test_a_step_lasts_as_long_as_its_slowest_bound_and_hours_grow_with_the_steps
     assert (waiting.bound, waiting.bounds["host"]) == ("host", pytest.approx(1.0))
 
 
-def test_writing_reads_the_decoder_and_the_cache_for_each_token():
-    found = writing(planned(build(ROW, "base"), "v5e:2x2", Lengths(511, 512, 100)), COMPILED)
+def test_decoding_reads_the_decoder_and_the_cache_for_each_token():
+    found = estimate_decoding(planned(build(ROW, "base"), "v5e:2x2", Lengths(511, 512, 100)), COMPILED)
     assert (
-        found.cache == 2 * 12 * 768 * (512 + 100) * 2
+        found.cache_bytes == 2 * 12 * 768 * (512 + 100) * 2
     )  # keys and values of self- and cross-attention, bfloat16
-    assert found.single == pytest.approx(4 * 819e9 / (4 * 6 * 10**7 + found.cache))
-    assert found.single < found.full < 4 * 819e9 / found.cache
+    assert found.tokens_per_second_at_batch_1 == pytest.approx(
+        4 * 819e9 / (4 * 6 * 10**7 + found.cache_bytes)
+    )
+    assert (
+        found.tokens_per_second_at_batch_1
+        < found.tokens_per_second_at_largest_batch
+        < 4 * 819e9 / found.cache_bytes
+    )
 
 
-def test_writing_reads_no_encoder_nor_what_makes_the_cache_and_a_shared_block_as_often_as_it_is_used():
+def test_decoding_reads_no_encoder_nor_what_makes_the_cache_and_a_shared_block_as_often_as_it_is_used():
     shapes = {
         "embed.table": (2,),
         "encoder.x": (3,),
@@ -206,9 +212,11 @@ def test_writing_reads_no_encoder_nor_what_makes_the_cache_and_a_shared_block_as
         "decoder.blocks.x": (12, 7),
     }
     cases = ({}, 2 + 12 * 7), ({"output.logits": "separate"}, 12 * 7)
-    assert all(worker.read_by_writing(changes(ModelConfig(), new), shapes) == read for new, read in cases)
+    assert all(
+        worker.parameters_read_per_token(changes(ModelConfig(), new), shapes) == read for new, read in cases
+    )
     shared = shapes | {"decoder.blocks.x": (1, 7), "decoder.blocks.y": (12, 13)}
-    assert worker.read_by_writing(ModelConfig(), shared) == 2 + 12 * 7 + 12 * 13
+    assert worker.parameters_read_per_token(ModelConfig(), shared) == 2 + 12 * 7 + 12 * 13
 
 
 def test_what_overflows_hbm_does_not_fit_and_what_overflows_other_memory_has_failed():
@@ -279,7 +287,7 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
 def test_a_step_full_of_logits_is_advised_to_compute_them_in_chunks(row, vocabulary, advice):
     step = planned(build(row, "base", {"model.vocab_size": vocabulary}), "v5e:4x4")
     compiled = replace(COMPILED, temporaries=int(1.1 * step.slices.room))
-    assert plans._smaller(plans.Plan(row, row, row, step, compiled)) == advice
+    assert plans._advice_to_fit(plans.Plan(row, row, row, step, compiled)) == advice
 
 
 @pytest.mark.parametrize(
