@@ -139,11 +139,15 @@ def after_pretraining(
     mask: Mask | None,
     optimizer: Literal["continue", "restart"],
 ) -> Changes:
-    """Return the changes that extend pre-training to ``factor`` times its steps; the first are another row's.
+    """Return the changes that put a new last phase after the pre-training that a row has so far.
 
-    objective, mask: of these first steps; an objective of None is that of the changes before these.
-    optimizer: whether the state and the schedule of the optimiser go on after them. Fine-tuning starts from
-    the last step only, because the row that shares the first phase keeps different checkpoints.
+    factor: number of all steps, as a multiple of the steps so far, which become the first phase.
+    objective, mask: those of the first phase. None means the objective of the changes before these, or the
+    mask of the architecture.
+    optimizer: "continue" keeps the optimiser's state and schedule in the last phase; "restart" begins anew.
+
+    The model is fine-tuned after the last step only: the first phase may be shared with another row, which
+    keeps checkpoints at other steps.
     """
     extension = times(factor)
     return {
