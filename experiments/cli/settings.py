@@ -17,7 +17,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import Experiment, PretrainingPhase
 from experiments.study.overrides import (
-    OF_START,
+    START_OPTIONS,
     check_agreement_with_checkpoint,
     check_overrides_are_read,
     typed_overrides,
@@ -336,7 +336,7 @@ def given_points(
     for values in grid_points(grid):
         values = _with_imported_teacher(values, runs)
         at_point = changes
-        if start and not values.keys().isdisjoint(OF_START):
+        if start and not values.keys().isdisjoint(START_OPTIONS):
             from experiments.runs.init_from import overrides_of_start  # slow to import: it reads tokenizers
 
             at_point = overrides_of_start(start, runs, {**settings, **values}) | typed_overrides(changes)

@@ -17,7 +17,7 @@ from experiments.entries.source import check_source
 from experiments.entries.tracks import TRACKS, Track, TrackName
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.plugins import STUDY, load_study
+from experiments.study.plugins import STUDY_VARIABLE, load_study
 from experiments.study.registry import build
 from lm.config.base import SettingError, leaves
 
@@ -60,7 +60,7 @@ def load_entry(file: Path) -> Entry:
     if not file.is_file():
         raise SettingError(f"{file} is no file; an entry is a Python file such as my_entry.py")
     check_source(file.read_bytes(), file.name)
-    os.environ[STUDY] = str(file)
+    os.environ[STUDY_VARIABLE] = str(file)
     load_study()
     entry = getattr(sys.modules[file.stem], NAME, None)
     if type(entry) is not Entry:  # a subclass could build another experiment

@@ -1,4 +1,4 @@
-"""Estimates from a compiled step, by roofline: its time, the use of the chips, hours, speed of writing.
+"""Roofline estimates from a compiled step: its time, the use of the chips, chip-hours, speed of decoding.
 
 Before anything is compiled, a rough model of memory and time picks the arrangements worth compiling.
 """
@@ -38,32 +38,32 @@ COLUMN_MEANINGS = {
     "compute": "FLOPs by formula over the chips' peak; what rematerialisation repeats is not counted",
     "HBM": "the state and temporaries read and written once, parameters read three times per micro-batch",
     "network": (
-        "the bytes of all collectives over all links, both ways, of the dimensions that a group of devices "
-        "spans; one without wrap-around counts half: sides other than 16 or, in three dimensions, all of "
-        "slices less than 4 thick"
+        "bytes of all collectives over the bandwidth of all links, in both directions, of the slice's "
+        "dimensions that a group of devices spans; a dimension without wrap-around links counts half: each "
+        "side other than 16, unless the slice is made of cubes of 4 x 4 x 4"
     ),
     "host": "what waits in the hosts' memory, sent there and back once a step, at 16 GB/s for each chip",
     "compiler": (
-        "its estimate of cycles, which has no collectives in it, with the trips of loops counted, over the "
-        "clock; the kernel for short rows, which it leaves out, is added: its products as the chip computes "
-        "them, at two thirds of the peak, as the compiler schedules it"
+        "cycles over the clock, by the compiler's own estimate, without collectives; loops count as often as "
+        "they run; the attention kernel for short rows, for which the compiler has no estimate, is added at "
+        "two thirds of the peak"
     ),
     "*": "the longest of these, which is how long a step lasts",
     "use": "FLOPs over that time at peak",
 }
-TRIED = 5  # arrangements that are compiled
+MAX_CANDIDATES = 5  # number of arrangements that a search compiles
 MICROBATCHES = (1, 2, 4, 8)
-# Policies of rematerialisation that are tried, and those tried where nothing fits without the hosts' memory.
-POLICIES: tuple[Remat, ...] = ("none", "dots", "attention", "full")
-OFFLOADING: tuple[Remat, ...] = ("full-offloaded",)
-# What rematerialisation multiplies the arithmetic by: of three passes "full" repeats the first, "dots" the
-# cheap part of it.
-REPEATED_CHEAP, REPEATED_FULL = 1.1, 4 / 3
-REACHED = 0.6  # share of a chip's peak that products of a common size reach
+# policies of rematerialisation that are tried, and those tried if nothing fits without the hosts' memory
+REMAT_POLICIES: tuple[Remat, ...] = ("none", "dots", "attention", "full")
+OFFLOADING_REMAT_POLICIES: tuple[Remat, ...] = ("full-offloaded",)
+# Factor by which rematerialisation multiplies the FLOPs of a step, which are those of three forward passes:
+# "full" repeats the forward pass once, "dots" only its elementwise part.
+RECOMPUTE_FACTOR_DOTS, RECOMPUTE_FACTOR_FULL = 1.1, 4 / 3
+MATMUL_EFFICIENCY = 0.6  # share of a chip's peak that matrix products of a common size reach
 # Share of the peak that lm.ops.kernels.short_rows reaches. libtpu 0.0.42 schedules its two passes for v5e
 # without a loop: for two heads of 64 features and 512 x 512 scores they are 3,071 and 7,639 instructions
 # long, of which the products alone take 2,048 and 5,120.
-KERNEL_REACHED = 2 / 3
+KERNEL_EFFICIENCY = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,14 @@ def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
     """Return the bounds of a compiled step, and the hours of the whole run at that speed."""
     phase, slices, chip = step.experiment.pretraining, step.slices, step.slices.chip
     flops = step.flops(phase.batch_size, step.lengths)
-    read = 3 * phase.microbatches * compiled.parameters * step.width / step.sizes["tensor"]
+    shard = _parameters_of_shard(step.experiment.model, compiled.parameters, step.sizes)
+    read = 3 * phase.microbatches * shard * step.width / step.sizes["tensor"]
     moved = 2 * (compiled.arguments + compiled.temporaries) + compiled.outputs + read
     traffic = [(n * received, tuple(axes), size) for _, axes, size, n, received in compiled.collectives]
     network = sum(received / slices.bandwidth(axes, size) for received, axes, size in traffic)
     compute, hbm = flops / (chip.peak * slices.chips), moved * chip.devices / chip.bandwidth
     host = 2 * compiled.host * chip.devices / chip.host
-    kernels = compiled.kernel_flops * chip.devices / (KERNEL_REACHED * chip.peak)
+    kernels = compiled.kernel_flops * chip.devices / (KERNEL_EFFICIENCY * chip.peak)
     cycles = compiled.cycles / chip.clock + kernels
     bounds = dict(zip(BOUNDS, (compute, hbm, network, host, cycles), strict=True))
     pretraining, finetuning = _run_steps(step, flops)
@@ -106,11 +107,14 @@ def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
 
 
 def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
-    """Return a run's steps of pre-training and fine-tuning, in steps of pre-training, each of ``flops``."""
+    """Return how many steps of pre-training take as many FLOPs as a run's pre-training, and its fine-tuning.
+
+    flops: those of the planned step, which is the unit.
+    """
     pretraining, finetuning = 0.0, 0.0
     for stage in filter(lambda stage: stage.has_model, stages(step.experiment)):
         training, lengths = stage.training, stage.lengths
-        if stage.is_pretraining and stage.is_compared:
+        if stage.is_pretraining and stage.is_compared:  # the stage whose step is planned
             lengths = step.lengths
         of_stage = step.flops(training.batch_size, lengths, is_pretraining=stage.is_pretraining)
         steps = stage.num_steps * of_stage / flops
@@ -122,19 +126,19 @@ def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Writing:
-    """Holds the memory of decoding, and its highest speed if only reading HBM takes time."""
+class DecodingEstimate:
+    """Holds the memory that decoding needs, and the most tokens/s that the bandwidth of HBM allows."""
 
-    cache: float  # of a sequence [bytes]
-    single: float  # with batch 1 [tokens/s]
-    batch: int  # the largest that fits [sequences]
-    full: float  # with that batch [tokens/s]
+    cache_bytes: float  # of one sequence [bytes]
+    tokens_per_second_at_batch_1: float
+    largest_batch: int  # number of sequences that fit [sequences]
+    tokens_per_second_at_largest_batch: float
 
 
-def writing(step: PlannedStep, compiled: Compiled) -> Writing | None:
-    """Return what decoding needs if all is spread evenly, with parameters in float32 as in training.
+def estimate_decoding(step: PlannedStep, compiled: Compiled) -> DecodingEstimate | None:
+    """Return the estimate of decoding with parameters and caches spread evenly over the chips.
 
-    None for encoders, and for decoders that remember nothing.
+    Parameters are in float32, as in training. None for encoders, and for decoders without a cache or state.
     """
     model, slices = step.experiment.model, step.slices
     if not model.has_decoder or not compiled.parameters:
@@ -145,15 +149,17 @@ def writing(step: PlannedStep, compiled: Compiled) -> Writing | None:
         return None
     bandwidth = slices.chip.bandwidth * slices.chips
     batch = max(int((slices.chip.usable * slices.chips - 4 * compiled.parameters) / cached), 0)
-    return Writing(cached, bandwidth / (read + cached), batch, batch * bandwidth / (read + batch * cached))
+    return DecodingEstimate(
+        cached, bandwidth / (read + cached), batch, batch * bandwidth / (read + batch * cached)
+    )
 
 
 def candidates(step: PlannedStep) -> list[PlannedStep]:
-    """Return at most TRIED arrangements: the fastest of those that should fit, by estimate, and the leanest.
+    """Return at most MAX_CANDIDATES arrangements to compile.
 
-    The leanest is tried since the model is rough. No two differ in micro-batches alone. The hosts' memory is
-    used only if nothing should fit without it. A step that cannot be arranged on the slice at all comes back
-    as it is.
+    They are the fastest of those that should fit, by ``seconds``, and the one that needs least memory, since
+    ``memory`` is rough. No two differ in micro-batches alone. The hosts' memory is used only if nothing
+    should fit without it. A step that cannot be arranged on the slice at all is returned as it is.
     """
     parameters = num_parameters(_shapes(step.experiment.model))
 
@@ -161,71 +167,81 @@ def candidates(step: PlannedStep) -> list[PlannedStep]:
         plans = arrangements(step, policies)
         return [(memory(plan, parameters), seconds(plan, parameters), plan) for plan in plans]
 
-    rough = guesses(POLICIES)
-    if not any(filled < step.slices.room for filled, _, _ in rough):
-        rough += guesses(OFFLOADING)
-    leanest = min(rough, key=lambda guess: guess[:2], default=(0, 0, step))[2]
-    fitting = sorted((guess for guess in rough if guess[0] < step.slices.room), key=lambda guess: guess[1])
+    estimates = guesses(REMAT_POLICIES)
+    if not any(filled < step.slices.room for filled, _, _ in estimates):
+        estimates += guesses(OFFLOADING_REMAT_POLICIES)
+    leanest = min(estimates, key=lambda guess: guess[:2], default=(0, 0, step))[2]
+    fitting = sorted(
+        (guess for guess in estimates if guess[0] < step.slices.room), key=lambda guess: guess[1]
+    )
     fastest: dict[tuple[MeshConfig, CompileConfig], PlannedStep] = {}
     for _, _, plan in fitting:
         fastest.setdefault((plan.experiment.mesh, plan.experiment.model.compile), plan)
-    tried = list(fastest.values())[:TRIED]
-    return tried if leanest in tried else [*tried[: TRIED - 1], leanest]
+    selected = list(fastest.values())[:MAX_CANDIDATES]
+    return selected if leanest in selected else [*selected[: MAX_CANDIDATES - 1], leanest]
 
 
-def arrangements(step: PlannedStep, policies: Sequence[Remat] = POLICIES) -> Iterator[PlannedStep]:
+def arrangements(step: PlannedStep, policies: Sequence[Remat] = REMAT_POLICIES) -> Iterator[PlannedStep]:
     """Return every way to spread the step over the slice with these policies of rematerialisation.
 
-    The axes slice and sequence stay as they are, and so do tensors that the row saves by name: they are tried
-    too.
+    The mesh axes slice and sequence stay those of the row. If the row itself saves tensors by name
+    (remat="names"), its own policy is tried too.
     """
     experiment, phase, fixed = step.experiment, step.experiment.pretraining, step.experiment.mesh
     own = experiment.model.compile
-    tried = [replace(own, remat=remat, saved=(), offloaded=()) for remat in policies]
+    compile_configs = [replace(own, remat=remat, saved=(), offloaded=()) for remat in policies]
     if own.remat == "names":
-        tried.append(own)
+        compile_configs.append(own)
     devices = step.slices.devices // (fixed.slice * fixed.sequence)
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
     experts = experiment.model.experts.count
-    spread = [size for size in divisors if experts and experts % size == 0] or [1]
-    for fsdp, tensor, expert, parts, compiled in product(divisors, divisors, spread, MICROBATCHES, tried):
+    expert_axis_sizes = [size for size in divisors if experts and experts % size == 0] or [1]
+    for fsdp, tensor, expert, microbatches, compile_config in product(
+        divisors, divisors, expert_axis_sizes, MICROBATCHES, compile_configs
+    ):
         if devices % (fsdp * tensor * expert):
             continue
         data = devices // (fsdp * tensor * expert)
         mesh = replace(fixed, data=data, fsdp=fsdp, expert=expert, tensor=tensor)
         try:
-            check_mesh(experiment.model, mesh.sizes(step.slices.devices), phase.batch_size, parts)
+            check_mesh(experiment.model, mesh.sizes(step.slices.devices), phase.batch_size, microbatches)
         except SettingError:
             continue
-        model = replace(experiment.model, compile=compiled)
-        pretraining = replace(phase, microbatches=parts)
+        model = replace(experiment.model, compile=compile_config)
+        pretraining = replace(phase, microbatches=microbatches)
         yield replace(step, experiment=replace(experiment, mesh=mesh, model=model, pretraining=pretraining))
 
 
 def memory(step: PlannedStep, parameters: int) -> float:
-    """Return about how many bytes of a device a step fills."""
+    """Return about how many bytes of a device's memory a step fills."""
     model, phase, sizes = step.experiment.model, step.experiment.pretraining, step.sizes
     tensor, width = sizes["tensor"], step.width
-    rows = phase.batch_size / phase.microbatches / sharding.batch_shards(sizes) / sizes["sequence"]
-    # that a block makes at a position
-    hidden = 0.0 if model.mlp.activation == "none" else model.mlp.d_ff * _slots_per_token(model)
-    features = 3 * model.d_model + (_mixed_features(model, width) + hidden) / tensor
+    rows_per_device = phase.batch_size / phase.microbatches / sharding.batch_shards(sizes) / sizes["sequence"]
+    mlp_features = 0.0 if model.mlp.activation == "none" else model.mlp.d_ff * _slots_per_token(model)
+    # numbers that the forward pass of a block computes at one position
+    features = 3 * model.d_model + (_mixed_features(model, width) + mlp_features) / tensor
     saved_features = _named_features(model, tensor)[0]
     if model.compile.remat in ("none", "dots"):
         saved_features = features * {"none": 2, "dots": 1}[model.compile.remat]
-    words = row_length(model.architecture, step.lengths) if model.has_decoder else step.lengths.inputs
-    saved, working = 0.0, 10 * rows * words * model.vocab_size / tensor / model.compile.loss_chunks  # logits
+    is_encoder = not model.has_decoder
+    logit_positions = step.lengths.inputs if is_encoder else row_length(model.architecture, step.lengths)
+    # the logits and their gradient: 10 bytes for each position and token of the vocabulary
+    logit_bytes = 10 * rows_per_device * logit_positions * model.vocab_size / tensor
+    largest_temporary_bytes = logit_bytes / model.compile.loss_chunks
     if model.output.softmaxes > 1:  # the sum of all softmaxes, and one of them
-        working *= 2
-    for layers, queries, scores in _stacks(model, step.lengths):
-        saved += layers * rows * queries * width * saved_features
+        largest_temporary_bytes *= 2
+    saved_bytes, stacks = 0.0, _stacks(model, step.lengths)
+    for layers, queries, scores in stacks:
+        saved_bytes += layers * rows_per_device * queries * width * saved_features
         block = 3 * width * queries * features + 12 * model.attention.num_heads / tensor * scores
-        working = max(working, rows * block)
+        largest_temporary_bytes = max(largest_temporary_bytes, rows_per_device * block)
     # parameters, gradients, and what the optimiser remembers
-    states = 2 + _remembered(replace(model, compile=CompileConfig()), phase.optimizer)
-    held = _parameters_of_shard(model, parameters, sizes)
-    gathered = (sizes["fsdp"] > 1) * 4 * width * held / tensor / model.num_decoder_layers
-    return 4 * held * states / (sizes["fsdp"] * tensor) + saved + working + gathered
+    floats_per_parameter = 2 + _remembered(replace(model, compile=CompileConfig()), phase.optimizer)
+    parameters_per_shard = _parameters_of_shard(model, parameters, sizes)
+    state_bytes = 4 * parameters_per_shard * floats_per_parameter / (sizes["fsdp"] * tensor)
+    layers_of_stack = sum(layers for layers, _, _ in stacks) / len(stacks)
+    gathered_bytes = (sizes["fsdp"] > 1) * 4 * width * parameters_per_shard / tensor / layers_of_stack
+    return state_bytes + saved_bytes + largest_temporary_bytes + gathered_bytes
 
 
 def _parameters_of_shard(model: ModelConfig, parameters: int, sizes: Mapping[str, int]) -> float:
@@ -235,7 +251,10 @@ def _parameters_of_shard(model: ModelConfig, parameters: int, sizes: Mapping[str
 
 
 def _slots_per_token(model: ModelConfig) -> float:
-    """Return how many hidden layers are computed for a token: a mean over layers with experts and without."""
+    """Return how many feed-forward hidden vectors are computed for a token.
+
+    It is a mean over layers with experts and without.
+    """
     experts, layers = model.experts, model.num_encoder_layers if model.has_encoder else 0
     layers += model.num_decoder_layers if model.has_decoder else 0
     slots = experts.capacity_factor or experts.count
@@ -244,9 +263,9 @@ def _slots_per_token(model: ModelConfig) -> float:
 
 
 def _named_features(model: ModelConfig, tensor: int) -> tuple[float, float]:
-    """Return what a policy saves of a block at a position, on the device and on the host, in numbers.
+    """Return how many numbers a block saves at one position on the device, and how many on the host.
 
-    It is the block's input and the tensors that the policy names.
+    They are those of the block's input and of the tensors that the policy names.
     """
     sizes, policy = model.attention, model.compile
     gates = 2 if model.mlp.activation.startswith("gated") else 1
@@ -265,13 +284,13 @@ def _named_features(model: ModelConfig, tensor: int) -> tuple[float, float]:
     return on_device + model.d_model * ("block_input" not in policy.offloaded_tensors), offloaded
 
 
-def _repeated(model: ModelConfig) -> float:
-    """Return what rematerialisation multiplies the arithmetic of a step by."""
+def _recompute_factor(model: ModelConfig) -> float:
+    """Return the factor by which rematerialisation multiplies the FLOPs of a step."""
     policy, sizes = model.compile, model.attention
     if policy.remat == "none":
         return 1.0
     if policy.remat == "dots":
-        return REPEATED_CHEAP
+        return RECOMPUTE_FACTOR_DOTS
     gates = 2 if model.mlp.activation.startswith("gated") else 1
     products = {  # tensor -> matrix elements that its product reads; "context" is no product with parameters
         "query_proj": model.d_model * sizes.num_heads * sizes.d_kv,
@@ -283,7 +302,7 @@ def _repeated(model: ModelConfig) -> float:
     }
     kept = {*policy.saved_tensors, *policy.offloaded_tensors}
     share = sum(size for name, size in products.items() if name not in kept) / sum(products.values())
-    return REPEATED_CHEAP + share * (REPEATED_FULL - REPEATED_CHEAP)
+    return RECOMPUTE_FACTOR_DOTS + share * (RECOMPUTE_FACTOR_FULL - RECOMPUTE_FACTOR_DOTS)
 
 
 def _mixed_features(model: ModelConfig, width: int) -> float:
@@ -307,26 +326,26 @@ def seconds(step: PlannedStep, parameters: int) -> float:
     The other half is sent while the devices compute.
     """
     model, phase, slices, sizes = step.experiment.model, step.experiment.pretraining, step.slices, step.sizes
-    fsdp, tensor, parts = sizes["fsdp"], sizes["tensor"], phase.microbatches
+    fsdp, tensor, microbatches = sizes["fsdp"], sizes["tensor"], phase.microbatches
     data, axes = sizes["slice"] * sizes["data"], ("slice",) if sizes["slice"] > 1 else ("data",)
     arithmetic = step.flops(phase.batch_size, step.lengths) / (slices.chip.peak * slices.chips)
     shard, width = _parameters_of_shard(model, parameters, sizes) / tensor, step.width
     positions = sum(layers * queries for layers, queries, _ in _stacks(model, step.lengths))
     expert = sizes["expert"]
-    tokens = phase.batch_size / (data * fsdp * expert) * positions
+    tokens = phase.batch_size / (data * fsdp * expert * sizes["sequence"]) * positions
     # parameters are gathered in the forward and the backward pass, and gradients are scattered
-    sent = 3 * parts * shard * width * (1 - 1 / fsdp) / slices.bandwidth(("fsdp",), fsdp)
+    sent = 3 * microbatches * shard * width * (1 - 1 / fsdp) / slices.bandwidth(("fsdp",), fsdp)
     # gradients in float32, there and back
-    sent += 8 * parts * shard / fsdp * (1 - 1 / data) / slices.bandwidth(axes, data)
+    sent += 8 * microbatches * shard / fsdp * (1 - 1 / data) / slices.bandwidth(axes, data)
     # four sums over activations in a block, there and back
     sent += 8 * tokens * model.d_model * width * (1 - 1 / tensor) / slices.bandwidth(("tensor",), tensor)
     # slots of experts, there and back, and so are their gradients
     exchanged = 4 * tokens * model.d_model * width * _slots_per_token(model) * (1 - 1 / expert)
     sent += exchanged / slices.bandwidth(("expert",), expert)
-    moved = 2 * memory(step, parameters) * parts * slices.chip.devices / slices.chip.bandwidth
+    moved = 2 * memory(step, parameters) * microbatches * slices.chip.devices / slices.chip.bandwidth
     waiting = tokens * width * _named_features(model, tensor)[1]
     host = 2 * waiting * slices.chip.devices / slices.chip.host
-    return max(arithmetic * _repeated(model) / REACHED + moved + sent / 2, host)
+    return max(arithmetic * _recompute_factor(model) / MATMUL_EFFICIENCY + moved + sent / 2, host)
 
 
 @cache
@@ -342,7 +361,10 @@ def _shapes(model: ModelConfig) -> Transformer:
 
 
 def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
-    """Return (layers, queries, scores of a head in memory at once) of each stack; kernels have no scores."""
+    """Return (number of layers, queries, scores of one head that are in memory at once) for each stack.
+
+    Attention by a kernel stores no scores.
+    """
     inputs, targets = lengths.inputs, row_length(model.architecture, lengths)
 
     def scores(queries: int, keys: int) -> int:
@@ -351,12 +373,14 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
         stores_logits = model.sparsity.random_blocks or model.mixer.kind == "synthesizer"
         return 0 if kernel and not stores_logits else queries * keys
 
-    attends = model.has_attention_logits  # else only across
-    # of one head, if the states are read as they are; in additive scores each is a sum over features
-    share = {"heads": 1.0, "merged": 0.0, "none": 0.0, "additive": model.d_model / model.attention.num_heads}
-    across = share.get(model.cross_attention.kind, 1 / model.attention.num_heads) * model.has_encoder
+    attends = model.has_attention_logits  # if not, only cross-attention has scores
+    # Scores of cross-attention as a share of queries x keys for each head: kind "merged" has none of its own,
+    # kinds other than "heads" have one set for all heads, additive scores hold a sum over d_model features.
+    heads = model.attention.num_heads
+    shares = {"heads": 1.0, "merged": 0.0, "none": 0.0, "additive": model.d_model / heads}
+    cross_share = shares.get(model.cross_attention.kind, 1 / heads) * model.has_encoder
     encoder = [(model.num_encoder_layers, inputs, scores(inputs, inputs) * attends)] * model.has_encoder
-    most = max(scores(targets, targets) * attends, round(scores(targets, inputs) * across))
+    largest_scores = max(scores(targets, targets) * attends, round(scores(targets, inputs) * cross_share))
     if model.has_merged_attention:
-        most = targets * (targets + inputs)
-    return encoder + [(model.num_decoder_layers, targets, most)] * model.has_decoder
+        largest_scores = targets * (targets + inputs)
+    return encoder + [(model.num_decoder_layers, targets, largest_scores)] * model.has_decoder

@@ -18,16 +18,26 @@ from experiments.plan.compiler import (
     planned_step,
     program_key,
 )
-from experiments.plan.estimate import BOUNDS, COLUMN_MEANINGS, Estimate, candidates, estimate, memory, writing
+from experiments.plan.estimate import (
+    BOUNDS,
+    COLUMN_MEANINGS,
+    Estimate,
+    candidates,
+    estimate,
+    estimate_decoding,
+    memory,
+)
 from experiments.plan.slices import GIB, find_slice
 from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.checks import check_heads
 from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import BASELINE, Experiment
 from experiments.study.overrides import effective_overrides
+from experiments.study.papers.setups import SENTINELS, SPECIAL
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import build, find_one
-from experiments.study.scales import DEFAULT_SCALE, SCALES
+from experiments.study.scales import DEFAULT_SCALE, PAPER_SCALE, SCALES
+from experiments.study.table import Row
 from experiments.study.words import setting_arguments
 from lm import sharding
 from lm.config.base import SettingError, change, diff, leaves, nearest
@@ -37,10 +47,11 @@ from lm.nn.presets import PRESETS
 from lm.train.checks import check_mesh
 
 PROGRAMS_AT_ONCE = 4  # programs that are compiled side by side, at up to 3 GB each
-# what scales set and a published size replaces, also where it has the default of the setting
-OF_SIZE = """num_encoder_layers num_decoder_layers d_model mlp.d_ff attention.d_kv attention.num_heads
+# Settings of a model that a published size always sets. Its other settings are taken only where they differ
+# from the defaults, so that those of the scale stay.
+SIZE_SETTINGS = """num_encoder_layers num_decoder_layers d_model mlp.d_ff attention.d_kv attention.num_heads
     vocab_size compile.layers""".split()
-SMALLER: tuple[Overrides, ...] = (  # what to try, in this order, on a step that does not fit
+MEMORY_SAVING_CHANGES: tuple[Overrides, ...] = (  # advised in this order if a step does not fit
     {"model.compile.loss_chunks": 4},
     {"model.compile.remat": "dots"},
     {"model.compile.remat": "attention"},
@@ -56,8 +67,8 @@ class PlanOptions:
     # sizes of the mesh's axes, such as fsdp=8,tensor=2 or slice=2; data gets the remaining devices
     mesh: str = ""
     scale: str = DEFAULT_SCALE  # size of the study
-    # published model whose layers, widths and vocabulary replace the scale's, such as t5-11b; the row's own
-    # changes come after it
+    # published model whose layers, widths and vocabulary replace the scale's, and at scale base the paper's,
+    # such as t5-11b; the row's own changes come after it
     size: str = ""
     # compile the row's own mesh, rematerialisation and micro-batches and five likely others, and recommend
     # the fastest of them
@@ -70,9 +81,9 @@ class PlanOptions:
 class Plan:
     """A row on a slice: its step, and what the compiler found."""
 
-    name: str
-    row: str  # its last part, if it is the only row of that name
-    label: str  # what it is called where arrangements of one row are compared
+    name: str  # full name of the row, such as "t5/6-corruption-rate/15"
+    short_name: str  # the part behind the last "/"; the full name if another planned row has the same part
+    label: str  # the short name, with mesh and rematerialisation if arrangements of a row are compared
     step: PlannedStep
     compiled: Compiled = field(default_factory=Compiled)
 
@@ -87,20 +98,19 @@ class Plan:
 
     def compile(self, folder: Path) -> Compiled:
         mesh, remat = self.step.arrangement
-        prefix = f"  {self.row} ({mesh}, remat {remat}): "
+        prefix = f"  {self.short_name} ({mesh}, remat {remat}): "
         return compile_step(self.step, folder, lambda line: print_line(prefix + line))
 
 
 def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
-    """Return row ``name`` at ``scale``, of a published ``size`` if given, on a ``mesh`` "fsdp=8,tensor=2"."""
+    """Return row ``name`` at ``scale`` on a ``mesh`` such as "fsdp=8,tensor=2".
+
+    size: name of a published model whose layers, widths and vocabulary replace those of the scale before the
+    changes of the row are applied; "" keeps those of the scale.
+    """
     experiment = build(name, scale)
     if size:
-        if size not in PRESETS:
-            raise SettingError(f"--size {size}: unknown model size{nearest(size, PRESETS)}")
-        plain = dict(leaves(ModelConfig()))
-        new = {f"model.{path}": x for path, x in leaves(PRESETS[size]) if path in OF_SIZE or x != plain[path]}
-        row = find_one(name)
-        experiment = apply(apply(apply(BASELINE, SCALES[scale]), new), {**row.setup.changes, **row.changes})
+        experiment = _of_published_size(find_one(name), scale, size)
     for part in filter(None, mesh.split(",")):
         axis, _, number = part.partition("=")
         if not number.removeprefix("-").isdecimal():
@@ -109,18 +119,42 @@ def row_of(name: str, scale: str, size: str, mesh: str) -> Experiment:
     return experiment
 
 
+def _of_published_size(row: Row, scale: str, size: str) -> Experiment:
+    """Return ``row`` as ``build`` does, but with the model of PRESETS named ``size`` in place of the scale's.
+
+    At scale base the row's paper gives batch, lengths, rates and data as ever, but not the size of the model.
+    """
+    if size not in PRESETS:
+        raise SettingError(f"--size {size}: unknown model size{nearest(size, PRESETS)}")
+    plain = dict(leaves(ModelConfig()))
+    new = {
+        f"model.{path}": x for path, x in leaves(PRESETS[size]) if path in SIZE_SETTINGS or x != plain[path]
+    }
+    at_base = row.setup.at_base if scale == PAPER_SCALE else {}
+    training = {path: x for path, x in at_base.items() if path.partition(".")[0] != "model"}
+    experiment = apply(apply(BASELINE, SCALES[scale]), new)
+    pieces = PRESETS[size].vocab_size - SENTINELS - SPECIAL
+    if "data.vocabulary_size" in training:
+        training["data.vocabulary_size"] = pieces
+    elif experiment.data.vocabulary_size > pieces:
+        experiment = change(experiment, "data.vocabulary_size", pieces)
+    experiment = apply(experiment, {**row.setup.changes, **training})
+    # on their own, as in ``build``: a factor multiplies the setup's value, a whole group replaces its parts
+    return apply(experiment, row.changes)
+
+
 def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
     """Compile each row, or with ``search`` a few arrangements of each, and print what they need."""
     rows = _of_networks(rows)
     check_compiler()
-    plans, names = [], [name.rpartition("/")[2] for name in rows]
-    for (name, experiment), last in zip(rows.items(), names, strict=True):
-        row = last if names.count(last) == 1 else name
+    plans, last_parts = [], [name.rpartition("/")[2] for name in rows]
+    for (name, experiment), last_part in zip(rows.items(), last_parts, strict=True):
+        short_name = last_part if last_parts.count(last_part) == 1 else name
         step = planned_step(experiment, find_slice(options.topology, experiment.mesh.slice))
         for tried in _searched(step, options) if options.search else [step]:
             _check(tried)
-            label = f"{row} {', '.join(tried.arrangement)}" if options.search else row
-            plans.append(Plan(name, row, label, tried))
+            label = f"{short_name} {', '.join(tried.arrangement)}" if options.search else short_name
+            plans.append(Plan(name, short_name, label, tried))
     plans = _compile_all(plans, options.runs / "cache" / "plans")
     _show(plans, options)
     for name in rows if options.search else ():
@@ -174,14 +208,18 @@ def _check(step: PlannedStep) -> None:
 
 
 def _compile_all(plans: Sequence[Plan], folder: Path) -> list[Plan]:
-    """Compile each program once, as many at a time as there are processors: most compiling is one thread."""
+    """Compile each distinct program once, several at a time: compiling one takes mostly a single thread."""
     keys = [program_key(plan.step) for plan in plans]
-    first = dict(zip(reversed(keys), reversed(plans), strict=True))
-    CONSOLE.print(f"programs: {len(first)}; each takes a minute or more to compile, unless it is cached")
+    plan_of_program: dict[str, Plan] = {}
+    for key, plan in zip(keys, plans, strict=True):
+        plan_of_program.setdefault(key, plan)
+    CONSOLE.print(
+        f"programs: {len(plan_of_program)}; each takes a minute or more to compile, unless it is cached"
+    )
     with ThreadPoolExecutor(min(os.cpu_count() or 1, PROGRAMS_AT_ONCE)) as pool:
         try:
-            compiled = pool.map(lambda plan: plan.compile(folder), first.values())
-            programs = dict(zip(first, compiled, strict=True))
+            compiled = pool.map(lambda plan: plan.compile(folder), plan_of_program.values())
+            programs = dict(zip(plan_of_program, compiled, strict=True))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -192,35 +230,37 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     """Print all tables, remarks, and what their columns mean."""
     slices = plans[0].step.slices
     batches = sorted({plan.step.experiment.pretraining.batch_size for plan in plans})
-    usual = apply(BASELINE, SCALES[options.scale]).pretraining.batch_size
+    scale_batch_size = apply(BASELINE, SCALES[options.scale]).pretraining.batch_size
     title = f"{slices.name}{f' x {slices.count}' * (slices.count > 1)}, {slices.chips} chips"
     title += f", scale {options.scale}" + f", size {options.size}" * bool(options.size)
-    title += f", batch {' or '.join(map(str, batches))}" * (batches != [usual])
+    title += f", batch {' or '.join(map(str, batches))}" * (batches != [scale_batch_size])
     title += f": what a step fills of each device's {slices.room / GIB:.2f} GiB, in GiB"
     uses_host = any(plan.compiled.host for plan in plans)
-    heads_of_memory = "row, mesh, remat, parameters, args, temps, code, all" + ", host" * uses_host + ", fits"
-    _print_table(title, heads_of_memory, [_memory(plan, uses_host) for plan in plans])
-    compiled, price = [plan for plan in plans if plan.compiled.cycles], options.price
+    memory_column_names = (
+        "row, mesh, remat, parameters, args, temps, code, all" + ", host" * uses_host + ", fits"
+    )
+    _print_table(title, memory_column_names, [_memory(plan, uses_host) for plan in plans])
+    compiled_plans, price = [plan for plan in plans if plan.compiled.cycles], options.price
     title = "What bounds a step [ms]; its tokens and TFLOP are the whole slice's, padding too"
     bounds = [name for name in BOUNDS if name != "host" or any(plan.compiled.host for plan in plans)]
-    lines = [_time(plan, bounds) for plan in compiled]
+    lines = [_time(plan, bounds) for plan in compiled_plans]
     _print_table(title, f"row, tokens, TFLOP, {', '.join(bounds)}, use", lines)
-    lines = [_run(plan, price) for plan in compiled]
-    heads = "row, pre-training, fine-tuning" + ", cost" * (price > 0)
-    _print_table("The whole run: chip-hours, at least", heads, lines)
+    lines = [_run(plan, price) for plan in compiled_plans]
+    column_names = "row, pre-training, fine-tuning" + ", cost" * (price > 0)
+    _print_table("The whole run: chip-hours, at least", column_names, lines)
     title = "What each device receives in a step, without what takes less than 1 % of the time"
     lines = [line for plan in plans for line in _traffic(plan)]
     _print_table(title, "row, kind, over, times, MiB, ms", lines)
-    title = "Writing: the ceiling on tokens/s over all chips that reading HBM sets, parameters in float32"
-    last = {plan.name: plan for plan in plans if plan.compiled.parameters}.values()
-    heads = "row, a sequence's cache, batch 1, largest batch, with that"
-    _print_table(title, heads, filter(None, map(_writing, last)))
+    title = "Decoding: upper bound on tokens/s of all chips by the bandwidth of HBM, parameters in float32"
+    last_plans = {plan.name: plan for plan in plans if plan.compiled.parameters}.values()
+    column_names = "row, cache per sequence, tokens/s at batch 1, largest batch, tokens/s at that batch"
+    _print_table(title, column_names, filter(None, map(_decoding_cells, last_plans)))
     for plan in plans:
         for line in _remarks(plan):
             print_line(f"{plan.label}: {line}")
     legend = Table.grid(padding=(0, 2))
     for column, meaning in COLUMN_MEANINGS.items():
-        if column in (*heads_of_memory.split(", "), *bounds, "*", "use"):
+        if column in (*memory_column_names.split(", "), *bounds, "*", "use"):
             legend.add_row(column, meaning)
     CONSOLE.print(legend, style="dim")
     for line in _libtpu_flag_lines(plans):
@@ -234,11 +274,11 @@ def _libtpu_flag_lines(plans: Sequence[Plan]) -> list[str]:
     return [f"libtpu flags ({source}): {flags or 'none'}" for flags in each]
 
 
-def _print_table(title: str, heads: str, lines: Iterable[Sequence[str]]) -> None:
-    """Print a table with these heads; nothing if it has no lines."""
+def _print_table(title: str, column_names: str, lines: Iterable[Sequence[str]]) -> None:
+    """Print a table with these columns, or nothing if it has no lines."""
     if columns := list(zip(*lines, strict=True)):
         cells = [list(map(Cell, column)) for column in columns]
-        show_sheet(title, dict(zip(heads.split(", "), cells, strict=True)))
+        show_sheet(title, dict(zip(column_names.split(", "), cells, strict=True)))
 
 
 def _memory(plan: Plan, shows_host: bool) -> list[str]:
@@ -250,7 +290,13 @@ def _memory(plan: Plan, shows_host: bool) -> list[str]:
     verdict = "yes" if plan.fits else "NO"
     if compiled.failed:
         verdict = "failed"
-    return [plan.row, *plan.step.arrangement, f"{_digits(compiled.parameters / 1e6)} M", *filled, verdict]
+    return [
+        plan.short_name,
+        *plan.step.arrangement,
+        f"{_digits(compiled.parameters / 1e6)} M",
+        *filled,
+        verdict,
+    ]
 
 
 def _time(plan: Plan, names: Sequence[str]) -> list[str]:
@@ -293,12 +339,14 @@ def _traffic(plan: Plan) -> list[list[str]]:
     ]
 
 
-def _writing(plan: Plan) -> list[str]:
-    speed = writing(plan.step, plan.compiled)
-    if not speed:
+def _decoding_cells(plan: Plan) -> list[str]:
+    decoding = estimate_decoding(plan.step, plan.compiled)
+    if not decoding:
         return []
-    cache = f"{_digits(speed.cache / 2**20)} MiB of {plan.step.experiment.model.dtype}"
-    return [plan.row, cache, _digits(speed.single), f"{speed.batch:,}", _digits(speed.full)]
+    cache = f"{_digits(decoding.cache_bytes / 2**20)} MiB of {plan.step.experiment.model.dtype}"
+    at_batch_1 = _digits(decoding.tokens_per_second_at_batch_1)
+    at_largest_batch = _digits(decoding.tokens_per_second_at_largest_batch)
+    return [plan.short_name, cache, at_batch_1, f"{decoding.largest_batch:,}", at_largest_batch]
 
 
 def _remarks(plan: Plan) -> list[str]:
@@ -312,16 +360,19 @@ def _remarks(plan: Plan) -> list[str]:
     if lost := compiled.lost:
         lines.append(f"{lost} tensors are made whole on every device, as there is no way to reshard them")
     if not plan.fits and not compiled.failed:
-        lines.append(f"does not fit. {_smaller(plan)}")
+        lines.append(f"does not fit. {_advice_to_fit(plan)}")
     return lines
 
 
-def _smaller(plan: Plan) -> str:
-    """Return the first of SMALLER that should fit, by the rough model scaled to what the compiler found."""
+def _advice_to_fit(plan: Plan) -> str:
+    """Return advice: the first of MEMORY_SAVING_CHANGES with which the step should fit, or a larger slice.
+
+    The rough estimate ``memory`` is scaled by its error on the step that was compiled.
+    """
     step, parameters = plan.step, plan.compiled.parameters
     correction = plan.compiled.needed / memory(step, parameters)
     for mesh in (step.experiment.mesh, replace(step.experiment.mesh, fsdp=-1, data=1)):
-        for new in SMALLER:
+        for new in MEMORY_SAVING_CHANGES:
             try:
                 changed = replace(step, experiment=apply(replace(step.experiment, mesh=mesh), new))
                 _check(changed)

@@ -54,7 +54,7 @@ class Compiled:
     """Holds what the compiler found; bytes are per device. If a step does not fit, most fields are 0."""
 
     parameters: int = 0
-    read: int = 0  # parameters that are read to write one token, each as often as it is read
+    read: int = 0  # parameters that decoding reads for one token, each as often as it is read
     arguments: int = 0
     temporaries: int = 0
     outputs: int = 0  # that do not take the memory of arguments

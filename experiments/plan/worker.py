@@ -46,7 +46,7 @@ def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Comp
     print(f"traced in {perf_counter() - began:.0f} s; the compiler is at work", flush=True)
     shapes = {name: leaf.shape for name, leaf in steps.abstract.params.items()}
     parameters = sum(map(prod, shapes.values()))
-    counts = Compiled(parameters=parameters, read=read_by_writing(experiment.model, shapes))
+    counts = Compiled(parameters=parameters, read=parameters_read_per_token(experiment.model, shapes))
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
@@ -78,7 +78,7 @@ def compile_here(experiment: Experiment, batch: Features, slices: Slice) -> Comp
     )
 
 
-def read_by_writing(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> int:
+def parameters_read_per_token(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Return how many parameters a decoder reads to write a token; ALBERT's block counts at each use."""
     # the encoder has run, its keys and values are cached or its last state has made the first of the decoder,
     # and of a separate embedding one row is read

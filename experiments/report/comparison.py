@@ -611,7 +611,7 @@ class Comparison:
         untested: dict[RowPair, Verdict] = {}
         differences: dict[RowPair, PairedDifference] = {}
         for claim, pair in zip(claims, pairs, strict=True):
-            if not claim.is_about(group):
+            if not claim.covers_tasks(group):
                 continue
             if pair[0] == pair[1]:  # settings of the command line have made the two rows one experiment
                 untested[pair] = Verdict("same experiment")
@@ -628,7 +628,7 @@ class Comparison:
         tests = compare_pairs(differences, EQUIVALENCE_MARGIN)
         found = []
         for claim, pair in zip(claims, pairs, strict=True):
-            if not claim.is_about(group):
+            if not claim.covers_tasks(group):
                 found.append((claim, Verdict("other tasks")))
             elif pair in tests:
                 found.append((claim, to_verdict(tests[pair], claim.relation)))

@@ -140,7 +140,7 @@ def _tested_pairs(comparison: Comparison, group: Group) -> tuple[RowPair, ...]:
     A row is no pair with itself, or with a row that is the same experiment.
     """
     name, baseline = comparison.canonical_name, comparison.canonical_baseline
-    claims = [claim for claim in claims_to_test(comparison.table) if claim.is_about(group)]
+    claims = [claim for claim in claims_to_test(comparison.table) if claim.covers_tasks(group)]
     claimed = [(name(claim.better), name(claim.worse)) for claim in claims]
     with_baseline = [(name(row), baseline) for row in comparison.table.rows]
     for pairs in (claimed, with_baseline):

@@ -29,7 +29,7 @@ from experiments.runs.vocabulary import FOLDER, UNKNOWN, store_vocabulary, store
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment, StartConfig
 from experiments.study.names import STARTS_FOLDER
-from experiments.study.overrides import ADAPTED, NO_SETTINGS, start_changes
+from experiments.study.overrides import CONVERTIBLE_MODEL_SETTINGS, NO_SETTINGS, start_changes
 from experiments.study.paths import check_runs
 from experiments.study.settings_diff import result_settings
 from lm.config.base import SettingError, changes, nearest
@@ -65,7 +65,9 @@ def overrides_of_start(where: str, runs: Path, settings: Mapping[str, Any] = NO_
         return {}
     run = _get_or_import(where, runs, START)
     run = _with_fewer_layers(where, run, settings)
-    requested = {path: settings[f"model.{path}"] for path in ADAPTED if f"model.{path}" in settings}
+    requested = {
+        path: settings[f"model.{path}"] for path in CONVERTIBLE_MODEL_SETTINGS if f"model.{path}" in settings
+    }
     architecture = load_settings(run).model.architecture
     if requested.get("architecture", architecture) != architecture:
         with locked_if_possible(run.parent / "lock"):

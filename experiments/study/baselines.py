@@ -29,7 +29,7 @@ class EqualSize:
     def __call__(self, _old: int | None, experiment: Experiment) -> int:
         """Return the even width whose number of parameters is nearest."""
         model = experiment.model
-        d_model, d_ff = model.d_model, times(self.feed_forward).of(model.mlp.d_ff)
+        d_model, d_ff = model.d_model, times(self.feed_forward).compute(model.mlp.d_ff)
         heads = model.attention.num_heads * model.attention.d_kv
         blocks = model.num_encoder_layers if self.bidirectional else model.num_decoder_layers
         block = 4 * d_model * heads + 3 * heads + 2 * d_model * d_ff + d_ff + 6 * d_model
@@ -76,7 +76,7 @@ def network(changes: Changes, mixer: str, layers: int, window: int = WINDOW_CONT
 
 
 # At nano these read 1.2 M tokens twice, at mini all 2.1 M of the documentation 2.4 times.
-LANGUAGE_MODEL: Changes = (
+TRANSFORMER_LM: Changes = (
     family("gpt2")
     | objective("causal-lm")
     | ADAMW
@@ -100,7 +100,7 @@ SCHEDULES: dict[str, Changes] = {
 # Learning rate and schedule of each kind of network in the table history. They are to be those that
 # `lm sweep history-rates` finds best; until it has been run, they are the rate that was best for each kind
 # after 200 steps at nano, and a decay.
-TUNED: dict[str, tuple[float, str]] = {
+RATE_AND_SCHEDULE: dict[str, tuple[float, str]] = {
     "window": (1e-2, "decay"),
     "rnn": (1e-2, "decay"),
     "gru": (1e-2, "decay"),
@@ -116,16 +116,16 @@ def ngram(order: int) -> Changes:
 
     It differs from the Transformer in nothing but what is counted.
     """
-    transformer = trained_at(LANGUAGE_MODEL, *TUNED["transformer"])
+    transformer = with_rate_and_schedule(TRANSFORMER_LM, *RATE_AND_SCHEDULE["transformer"])
     return transformer | {"counts.model": "ngram", "counts.order": order}
 
 
 def language_model(kind: str, layers: int = 1, window: int = WINDOW_CONTEXT) -> Changes:
-    """Return the changes of a network of a kind of TUNED, at rate and schedule of LANGUAGE_MODEL."""
-    return LANGUAGE_MODEL if kind == "transformer" else network(LANGUAGE_MODEL, kind, layers, window)
+    """Return the changes of a network of this kind, with the learning rate and schedule of TRANSFORMER_LM."""
+    return TRANSFORMER_LM if kind == "transformer" else network(TRANSFORMER_LM, kind, layers, window)
 
 
-def trained_at(changes: Changes, rate: float, schedule: str) -> Changes:
+def with_rate_and_schedule(changes: Changes, rate: float, schedule: str) -> Changes:
     """Return ``changes`` with a learning rate and a schedule of SCHEDULES."""
     return changes | SCHEDULES[schedule] | {"pretraining.optimizer.learning_rate": rate}
 
@@ -150,8 +150,10 @@ def budget_rows() -> dict[str, Changes]:
     for factor in UPDATES:
         rows[f"5-gram-x{factor}"] = with_updates(ngram(5), factor)
         for kind in ("lstm", "transformer"):
-            rate, _ = TUNED[kind]
-            rows[f"{kind}-x{factor}"] = with_updates(trained_at(language_model(kind), rate, "decay"), factor)
+            rate, _ = RATE_AND_SCHEDULE[kind]
+            rows[f"{kind}-x{factor}"] = with_updates(
+                with_rate_and_schedule(language_model(kind), rate, "decay"), factor
+            )
     return rows
 
 
@@ -182,12 +184,14 @@ TABLES = (
             "trigram": ngram(3),
             "4-gram": ngram(4),
             "5-gram": ngram(5),
-            "window": trained_at(language_model("window"), *TUNED["window"]),
-            "rnn": trained_at(language_model("rnn"), *TUNED["rnn"]),
-            "gru": trained_at(language_model("gru"), *TUNED["gru"]),
-            "lstm": trained_at(language_model("lstm"), *TUNED["lstm"]),
-            "lstm-2": trained_at(language_model("lstm", layers=2), *TUNED["lstm"]),
-            "transformer": trained_at(language_model("transformer"), *TUNED["transformer"]),
+            "window": with_rate_and_schedule(language_model("window"), *RATE_AND_SCHEDULE["window"]),
+            "rnn": with_rate_and_schedule(language_model("rnn"), *RATE_AND_SCHEDULE["rnn"]),
+            "gru": with_rate_and_schedule(language_model("gru"), *RATE_AND_SCHEDULE["gru"]),
+            "lstm": with_rate_and_schedule(language_model("lstm"), *RATE_AND_SCHEDULE["lstm"]),
+            "lstm-2": with_rate_and_schedule(language_model("lstm", layers=2), *RATE_AND_SCHEDULE["lstm"]),
+            "transformer": with_rate_and_schedule(
+                language_model("transformer"), *RATE_AND_SCHEDULE["transformer"]
+            ),
         },
         scale="mini",
         seeds=5,
@@ -197,7 +201,9 @@ TABLES = (
         "history-window",
         "How many tokens a feed-forward language model should read",
         {
-            str(window): trained_at(language_model("window", window=window), *TUNED["window"])
+            str(window): with_rate_and_schedule(
+                language_model("window", window=window), *RATE_AND_SCHEDULE["window"]
+            )
             for window in (1, 2, WINDOW_CONTEXT, 8, 16)
         },
         baseline=f"history-window/{WINDOW_CONTEXT}",
@@ -205,13 +211,13 @@ TABLES = (
         seeds=3,
         axis=Axis("model.mixer.window", "window [tokens]"),
     ),
-    # By these runs the rates in TUNED are to be chosen: 30 rows of three to five minutes, two seeds each.
+    # By these runs RATE_AND_SCHEDULE is to be chosen: 30 rows of three to five minutes, two seeds each.
     make_table(
         "history-rates",
         "Learning rate and decay of each kind of language model",
         {
-            f"{kind}-{rate:g}-{schedule}": trained_at(language_model(kind), rate, schedule)
-            for kind in TUNED
+            f"{kind}-{rate:g}-{schedule}": with_rate_and_schedule(language_model(kind), rate, schedule)
+            for kind in RATE_AND_SCHEDULE
             for rate in RATES
             for schedule in SCHEDULES
         },

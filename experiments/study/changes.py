@@ -33,15 +33,18 @@ class Times:
     """A change that multiplies what the scale has, so that a row means the same at every scale."""
 
     factor: float
-    multiple: int = 1  # the product is rounded to a multiple of this
+    multiple: int = 1  # the product of an integer is rounded to a multiple of this
     rounding: Literal["up", "down"] = "up"
 
     def __call__(self, number: float, _experiment: Experiment) -> float:
         """Return the new value of a setting that is ``number`` at this scale."""
-        return self.of(number)
+        return self.compute(number)
 
-    def of(self, number: float) -> float:
-        """Return the multiple of ``number``, which is whole if that is."""
+    def compute(self, number: float) -> float:
+        """Return ``number`` times ``factor``.
+
+        The product of an integer is rounded to a multiple of ``multiple``, that of a float is not rounded.
+        """
         if not isinstance(number, int):
             return number * self.factor
         rounded = ceil if self.rounding == "up" else floor
@@ -56,7 +59,10 @@ class Times:
 
 
 def times(factor: float, multiple: int = 1, rounding: Literal["up", "down"] = "up") -> Times:
-    """Return the change that multiplies a setting by ``factor`` and rounds it to a ``multiple``."""
+    """Return the change that multiplies a setting by ``factor``.
+
+    An integer is then rounded, up or down, to a multiple of ``multiple``.
+    """
     return Times(factor, multiple, rounding)
 
 
@@ -83,10 +89,10 @@ class ShareOf:
 
     def __call__(self, _old: int | None, experiment: Experiment) -> int:
         """Return the new value of the setting."""
-        return self.of(attrgetter(self.path)(experiment))
+        return self.compute(attrgetter(self.path)(experiment))
 
-    def of(self, number: float) -> int:
-        """Return the share of ``number``, which is that of the other setting."""
+    def compute(self, number: float) -> int:
+        """Return ``factor`` times ``number``, the other setting's value, rounded up to a ``multiple``."""
         return ceil(round(number * self.factor / self.multiple, 9)) * self.multiple
 
     def __str__(self) -> str:
@@ -119,7 +125,7 @@ class FirstPhase:
                 f"pretraining.phases={old} should be () before {self}: write all phases in one list"
             )
         steps = experiment.pretraining.steps
-        share = steps / max(self.factor.of(steps), 1)
+        share = steps / max(self.factor.compute(steps), 1)
         optimizer = experiment.pretraining.optimizer if self.optimizer == "restart" else None
         return (PretrainingPhase(share, self.objective or experiment.objective, self.mask, optimizer),)
 
@@ -133,11 +139,15 @@ def after_pretraining(
     mask: Mask | None,
     optimizer: Literal["continue", "restart"],
 ) -> Changes:
-    """Return the changes that extend pre-training to ``factor`` times its steps; the first are another row's.
+    """Return the changes that put a new last phase after the pre-training that a row has so far.
 
-    objective, mask: of these first steps; an objective of None is that of the changes before these.
-    optimizer: whether the state and the schedule of the optimiser go on after them. Fine-tuning starts from
-    the last step only, because the row that shares the first phase keeps different checkpoints.
+    factor: number of all steps, as a multiple of the steps so far, which become the first phase.
+    objective, mask: those of the first phase. None means the objective of the changes before these, or the
+    mask of the architecture.
+    optimizer: "continue" keeps the optimiser's state and schedule in the last phase; "restart" begins anew.
+
+    The model is fine-tuned after the last step only: the first phase may be shared with another row, which
+    keeps checkpoints at other steps.
     """
     extension = times(factor)
     return {

@@ -28,15 +28,16 @@ class Claim:
 
     better: Row
     worse: Row
-    # published difference in its standard errors; None: the paper's noise is not known, or the rows are said
-    # to be equivalent
+    # difference of the published means over the table's columns, in standard errors, whichever column a
+    # conclusion is about; None: the paper does not give its noise, a row has no published score in one of
+    # these columns, or the rows are said to be equivalent
     z: float | None
     conclusion: str  # what the table's file says about it; empty if nothing
     relation: Relation = "better"
     tasks: Half | None = None  # the half of the tasks that it is about; None: all
 
-    def is_about(self, group: str) -> bool:
-        """Return whether it says anything of a group of tasks, one of those that reports judge by."""
+    def covers_tasks(self, group: str) -> bool:
+        """Return whether the claim is tested on this group of tasks, one of those that reports judge by."""
         return self.tasks is None or self.tasks == group
 
     @property
@@ -56,7 +57,7 @@ class VerdictCounts(NamedTuple):
     confirmed: float
     contradicted: float
     undecided: float
-    # their rows do not learn yet, or have no common seed or no scores at equal cost
+    # one of their rows has not left the unigram plateau, or they have no common seed or scores at equal cost
     uncompared: float = 0
 
     @property
@@ -82,11 +83,12 @@ def claims_to_test(table: Table) -> tuple[Claim, ...]:
         return ()
     rows = {row.key: row for row in table.rows}
     conclusions = [each for each in table.conclusions if is_tested(each, table)]
-    stated: dict[tuple[str, str], list[Conclusion]] = {}  # a pair may have one for each half of the tasks
+    # a pair may have one for each half of the tasks
+    conclusions_of_pair: dict[tuple[str, str], list[Conclusion]] = {}
     for each in conclusions:
         if each.relation == "better":
-            stated.setdefault((each.better, each.worse), []).append(each)
-    by_scores: set[tuple[str, str]] = set()
+            conclusions_of_pair.setdefault((each.better, each.worse), []).append(each)
+    pairs_from_scores: set[tuple[str, str]] = set()
     derives_claims = has_noise(table)
     claims = []
     for a, b in combinations(published_rows(table) if derives_claims else (), 2):
@@ -96,9 +98,10 @@ def claims_to_test(table: Table) -> tuple[Claim, ...]:
         z = published_z(better, worse, table)
         if z >= SIGNIFICANT:
             pair = better.key, worse.key
-            by_scores.add(pair)
-            if pair in stated:
-                claims += [Claim(better, worse, z, each.text, tasks=each.tasks) for each in stated[pair]]
+            pairs_from_scores.add(pair)
+            if pair in conclusions_of_pair:
+                stated = conclusions_of_pair[pair]
+                claims += [Claim(better, worse, z, each.text, tasks=each.tasks) for each in stated]
             else:
                 claims.append(Claim(better, worse, z, ""))
     equivalences = []
@@ -108,7 +111,7 @@ def claims_to_test(table: Table) -> tuple[Claim, ...]:
         better, worse = rows[each.better], rows[each.worse]
         if each.relation == "equivalent":
             equivalences.append(Claim(better, worse, None, each.text, each.relation, each.tasks))
-        elif (each.better, each.worse) not in by_scores:
+        elif (each.better, each.worse) not in pairs_from_scores:
             known = derives_claims and {better, worse} <= set(published_rows(table))
             published = published_z(better, worse, table) if known else None
             claims.append(Claim(better, worse, published, each.text, tasks=each.tasks))
@@ -157,10 +160,10 @@ def contradicted_conclusions(table: Table) -> list[str]:
 
 
 def published_z(a: Row, b: Row, table: Table) -> float:
-    """Return the z of row a's published mean over C columns minus row b's.
+    """Return z of the difference of the published means of rows a and b: positive if a is better.
 
-    A score that is the mean of n runs has a variance of 1/n in the unit of ``standardized``, and columns are
-    taken as independent, so that z = mean difference / sqrt((1/n_a + 1/n_b) / C).
+    The means are over C columns, which are taken as independent. A score that is the mean of n runs has a
+    variance of 1/n in the unit of ``standardized``, so that z = mean difference / sqrt((1/n_a + 1/n_b) / C).
     """
     difference = standardized(a, table) - standardized(b, table)
     variance = (1 / a.published_runs + 1 / b.published_runs) / len(difference)
@@ -168,11 +171,11 @@ def published_z(a: Row, b: Row, table: Table) -> float:
 
 
 def simulate_replication(table: Table) -> VerdictCounts:
-    """Return how many of the paper's claims a replication with as much noise would confirm by the same rule.
+    """Return how many of a paper's claims a replication as noisy as the paper gives each verdict.
 
-    The claims follow from printed scores, which are noisy too, so a replication differs from them with twice
-    the variance of a printed score. (The tau of ``paper_order`` takes the printed scores for the true ones.)
-    The counts are means over many simulated replications.
+    The rule is that of the claims. Printed scores are noisy too: a replication differs from them by the noise
+    of both, which has twice the variance of a printed score. (``paper_order`` takes the printed scores for
+    the true ones.) The counts are means over simulated replications.
     """
     claims = [claim for claim in claims_to_test(table) if claim.z is not None]
     if not claims:

@@ -1,6 +1,7 @@
 """When a setting of an experiment is read: the conditions that ``setting(default, read_if)`` is given.
 
-A condition maps paths of other settings to the values that they should have; of several, one is enough.
+A condition maps paths of other settings to the values that they should have, all of them; of several
+conditions, one is enough.
 """
 
 from lm.config.base import ABOVE_0, GIVEN, Condition, Conditions, Values
@@ -15,7 +16,7 @@ TAGGER: Condition = {"counts.model": ("tagger",)}
 REPEATED_NGRAMS: Condition = NGRAMS | {"data.repeats": ABOVE_0}  # whose text is cut to whole passes
 
 PRETRAINED: Condition = NETWORK | {"pretraining.steps": ABOVE_0}
-ON_CORPUS: Condition = PRETRAINED | {"mixing.pretraining": Values(exclude=("tasks",))}
+PRETRAINED_ON_CORPUS: Condition = PRETRAINED | {"mixing.pretraining": Values(exclude=("tasks",))}
 MULTI_TASK: Condition = PRETRAINED | {"mixing.pretraining": Values(exclude=("corpus",))}
 LANGUAGE_MODEL: Condition = PRETRAINED | {
     "model.architecture": ("decoder",),
@@ -75,6 +76,6 @@ SENTINELS: Conditions = (
 
 # ---- paths within ``tuning``
 
-ON_TASKS: Conditions = ({"mixtures": GIVEN}, {"heads": GIVEN})
-BY_HEADS: Condition = {"heads": GIVEN, "finetuning.steps": ABOVE_0}
-WHEN_TUNED: Condition = {"finetuning.steps": ABOVE_0}
+HAS_TASKS: Conditions = ({"mixtures": GIVEN}, {"heads": GIVEN})
+FINETUNES_HEADS: Condition = {"heads": GIVEN, "finetuning.steps": ABOVE_0}
+FINETUNES: Condition = {"finetuning.steps": ABOVE_0}

@@ -1,6 +1,10 @@
 """An experiment is one value: all settings of a run. The defaults are the baseline of the T5 paper.
 
 Of libraries only numpy is imported here, no jax, so that listing and comparing rows starts at once.
+
+``setting(default, read_if)`` declares when a setting is used. ``read_if`` is a condition: {path of another
+setting: values that it should have}, of which all entries must hold. Of a tuple of conditions one is enough.
+Most are in ``study.conditions``. ``apart`` gives other conditions to some settings of a group.
 """
 
 import json
@@ -9,25 +13,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments.study.conditions import (
-    BY_HEADS,
     DECODER_START,
     ENCODER_START,
     FINETUNED,
+    FINETUNES,
+    FINETUNES_HEADS,
+    HAS_TASKS,
     LANGUAGE_MODEL,
     MASKED_DIFFUSION,
     MULTI_TASK,
     NETWORK,
     NGRAMS,
     NO_CHECKPOINT,
-    ON_CORPUS,
-    ON_TASKS,
     PRETRAINED,
+    PRETRAINED_ON_CORPUS,
     REPEATED_NGRAMS,
     SENTINELS,
     TAGGER,
     TRAINED_VOCABULARY,
     TUNED_ON_TEXT,
-    WHEN_TUNED,
 )
 from lm.config.base import (
     ABOVE_0,
@@ -71,7 +75,7 @@ class DataConfig:
     # several joined by " + "
     corpus: str = setting("tfds:c4/en", (PRETRAINED, TRAINED_VOCABULARY, {"vectors.epochs": ABOVE_0}, NGRAMS))
     # number of passes over the same tokens, to which the corpus is cut; 0: use the whole corpus [passes]
-    repeats: int = setting(0, (ON_CORPUS, NGRAMS))
+    repeats: int = setting(0, (PRETRAINED_ON_CORPUS, NGRAMS))
     # kind of vocabulary: unigram, bpe or wordpiece[:CORPUS], trained on the corpus or on CORPUS; bytes; a
     # .model file; or the folder of a tokenizer
     vocabulary: str = "unigram"
@@ -96,10 +100,10 @@ class DataConfig:
     # whether a damaged TFDS record or line of JSON stops the run or is skipped
     corrupt_records: Literal["stop", "skip"] = "stop"
     workers: int = 0  # number of processes that prepare batches; 0: prepare them in threads [processes]
-    # number of parts of a batch that read their own shards, a multiple of the number of hosts; 0: 16, or the
-    # nearest number that divides the batch
-    streams: int = setting(0, (ON_CORPUS, REPEATED_NGRAMS))
-    # number of processes that tokenize text ahead of the model; 0: tokenize when it is needed [processes]
+    # number of parts into which a batch is split, each of which reads its own shards of the text; a multiple
+    # of the number of hosts; 0: 16, or the nearest number that divides the batch
+    streams: int = setting(0, (PRETRAINED_ON_CORPUS, REPEATED_NGRAMS))
+    # number of processes that tokenize text ahead of training; 0: tokenize when it is needed [processes]
     encoders: int = 4
     # largest size of the cache of tokenized text, from which the oldest is deleted; 0: no limit [gigabytes]
     cache_size: float = 0.0
@@ -137,7 +141,7 @@ class MixingConfig:
     temperature: float = setting(1.0, MULTI_TASK | {"rates": ("proportional",)})
 
     def __post_init__(self):
-        # a lower one raises sizes to a power that no float64 has
+        # 1/T of a smaller T raises the sizes of tasks to powers that overflow float64
         at_least(self, "mixing.", limit=1, temperature=0.1)
         above_0(self, "mixing.", "corpus_share")
 
@@ -172,10 +176,10 @@ class PhaseConfig:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """What comes before pre-training: a checkpoint, or steps by another objective.
+    """What comes before pre-training: a checkpoint, or a short warm-up by another objective.
 
-    The steps belong to the set-up, not to what rows compare. A small decoder learns late where to look in its
-    inputs, and early by an objective whose targets copy them.
+    The warm-up is part of the set-up, the same in all rows that are compared. A small decoder is slow to
+    learn to attend to its inputs, and faster by an objective whose targets copy them.
     """
 
     # name of the checkpoint to start from, in the folder `starts` beside the runs; --start sets it
@@ -183,8 +187,8 @@ class StartConfig:
     # whether the parameters of that checkpoint are used, or random ones of its shape, as a control
     weights: Literal["trained", "random"] = setting("trained", {"model": GIVEN})
 
-    # number of updates of a warm-up on the corpus before pre-training, with its optimiser and batch size; of
-    # encoders only with an objective of encoders [steps]
+    # number of updates of a warm-up on the corpus before pre-training, with its optimiser and batch size; an
+    # encoder has one only if start.objective is an objective of encoders [steps]
     steps: int = setting(0, (DECODER_START, ENCODER_START))
     objective: Objective = setting(
         OBJECTIVES["bert-style"], (DECODER_START | {"steps": ABOVE_0}, ENCODER_START | {"steps": ABOVE_0})
@@ -218,8 +222,8 @@ class PretrainingPhase:
     share: float  # share of pretraining.steps that the phase lasts
     objective: Objective = OBJECTIVES["baseline"]
     mask: Mask | None = None  # mask of self-attention; None: that of model.architecture
-    # optimiser of this phase and of those before it that name none, whose state and schedule end with the
-    # phase; None: the optimiser of the next phase, which continues its state, its steps and its schedule
+    # optimiser of this phase, and of earlier phases without one of their own; its state and its schedule end
+    # with this phase. None: this phase shares the optimiser of the next one, with one state and one schedule
     optimizer: OptimizerConfig | None = None
 
     def __repr__(self) -> str:
@@ -285,7 +289,10 @@ class PretrainingConfig(PhaseConfig):
 
     @property
     def phase_ends(self) -> tuple[int, ...]:
-        """Return the last step of each phase, of the last phase too; each phase has at least one."""
+        """Return the step at which each phase ends, the last phase included.
+
+        Each phase lasts at least one step.
+        """
         ends: list[int] = []
         share, left = 0.0, len(self.phases)
         for phase in self.phases:
@@ -297,7 +304,10 @@ class PretrainingConfig(PhaseConfig):
 
     @property
     def optimizer_start(self) -> int:
-        """Return the step at which the optimiser of the last phase begins: after the last one that ended."""
+        """Return the step at which the optimiser of the last phase starts.
+
+        It is the end of the last phase that names an optimiser, or 0.
+        """
         named = [end for phase, end in zip(self.phases, self.phase_ends, strict=False) if phase.optimizer]
         return named[-1] if named else 0
 
@@ -335,36 +345,36 @@ class TuningConfig:
     heads: tuple[str, ...] = ()
     # layers that a head reads: the last, or a learned mixture of all; frozen: the model below the head is not
     # trained
-    layers: HeadLayers = setting("last", BY_HEADS)
+    layers: HeadLayers = setting("last", FINETUNES_HEADS)
     # positions that a head reads: the first, the last, or the mean or maximum of all; None: the last for
     # decoders, the first for encoders (through the pooler, if there is one)
-    pool: Pool | None = setting(None, BY_HEADS)
+    pool: Pool | None = setting(None, FINETUNES_HEADS)
     # activation of a dense layer between the pooled text and the output of a head, as tanh in RoBERTa's, relu
     # in DistilBERT's and gelu in ELECTRA's; none: no such layer
-    dense: HeadDense = setting("none", BY_HEADS)
+    dense: HeadDense = setting("none", FINETUNES_HEADS)
     # layout of the texts that a head reads: each with an end, or for decoders START text DELIM text EXTRACT
     # with three sentinels (Radford et al. 2018)
-    layout: Layout = setting("ended", BY_HEADS)
+    layout: Layout = setting("ended", FINETUNES_HEADS)
     # width of adapters as a share of d_model; only they are trained; 0: train all parameters
-    adapters: float = setting(0.0, WHEN_TUNED)
+    adapters: float = setting(0.0, FINETUNES)
     # low-rank updates, which alone are trained; an exported model has them merged
-    lora: LoraConfig = setting(LoraConfig(), WHEN_TUNED)
+    lora: LoraConfig = setting(LoraConfig(), FINETUNES)
     # whether all layers are trained at once, or one more from the top at a time
-    unfreezing: Literal["at-once", "gradual"] = setting("at-once", WHEN_TUNED)
+    unfreezing: Literal["at-once", "gradual"] = setting("at-once", FINETUNES)
     # fine-tune after these fractions of pre-training, so that a run is scored at each of them
     branches: tuple[float, ...] = setting((1.0,), {"pretraining.steps": ABOVE_0})
     # tokens on which the loss of a decoder without an encoder is computed in fine-tuning on mixtures: all of
     # a row, or the targets alone and not the inputs before them
-    loss: LossName = setting("all-tokens", DECODER_ONLY | WHEN_TUNED | {"mixtures": GIVEN})
+    loss: LossName = setting("all-tokens", DECODER_ONLY | FINETUNES | {"mixtures": GIVEN})
     # length of the inputs of tasks; longer inputs are truncated [tokens]
-    inputs_length: int = setting(512, ON_TASKS)
+    inputs_length: int = setting(512, HAS_TASKS)
     # largest size of a task when the tasks of a mixture are sampled; None: no limit [examples]
-    examples_limit: int | None = setting(None, WHEN_TUNED | {"mixtures": GIVEN})
+    examples_limit: int | None = setting(None, FINETUNES | {"mixtures": GIVEN})
     # number of examples of each validation set, from its start, on which checkpoints are compared during
     # training; 0: all [examples]
-    evaluation_examples: int = setting(0, ON_TASKS)
+    evaluation_examples: int = setting(0, HAS_TASKS)
     # number of examples of each validation set on which reported scores are measured; 0: all [examples]
-    report_examples: int = setting(0, ON_TASKS)
+    report_examples: int = setting(0, HAS_TASKS)
     # number of the reported examples of each text-to-text task on which it is also scored with the inputs of
     # other examples, which shows whether it needs its inputs; 0: none [examples]
     shuffled_inputs: int = setting(0, {"mixtures": GIVEN})
@@ -466,7 +476,9 @@ class Experiment:
         self.pretraining.check("pretraining")
         self.finetuning.check("finetuning")
         if rank := self.model.lora.rank:
-            raise SettingError(f"model.lora.rank={rank}: what is tuned alone is set by tuning.lora.rank")
+            raise SettingError(
+                f"model.lora.rank={rank} should be 0: low-rank updates are set by tuning.lora.rank"
+            )
         check_seed(self.seed, "seed", 2**32 // self.ensemble.members - 1)  # each member has its own
         above_0(self, "", "generator_share")
         at_most(self, "", generator_share=1)

@@ -6,11 +6,11 @@ schedules and passes over the text stay those of the table ``history``, whose ro
 
 from dataclasses import replace
 
-from experiments.study.baselines import TUNED, EqualSize, language_model, trained_at
+from experiments.study.baselines import RATE_AND_SCHEDULE, EqualSize, language_model, with_rate_and_schedule
 from experiments.study.changes import Changes, times
 from experiments.study.table import make_table
 
-KINDS = ("window", "lstm", "transformer")  # of TUNED
+KINDS = ("window", "lstm", "transformer")  # of RATE_AND_SCHEDULE
 SIZES = (0.25, 0.375, 0.5, 0.75, 1)  # widths and updates, as multiples of those of the table history
 
 
@@ -24,7 +24,11 @@ def at_size(kind: str, size: float) -> Changes:
         model |= {"model.mlp.d_ff": times(size)}
     # widths come first, since those of recurrent layers follow from them
     sizes: Changes = {"model.d_model": times(size), "model.attention.d_kv": times(size)}
-    return sizes | trained_at(model, *TUNED[kind]) | {"pretraining.steps": times(4 * size)}
+    return (
+        sizes
+        | with_rate_and_schedule(model, *RATE_AND_SCHEDULE[kind])
+        | {"pretraining.steps": times(4 * size)}
+    )
 
 
 TABLES = (

@@ -14,18 +14,21 @@ from lm.config.base import SettingError, diff, leaves, unused_settings
 from lm.config.training import OptimizerConfig
 from lm.objectives.denoising import OBJECTIVES, Objective
 
-# settings of a model that stay the row's where it starts from a checkpoint
-OF_TRAINING = (
+# settings of a model that stay the row's if it starts from a checkpoint
+MODEL_SETTINGS_KEPT_FROM_ROW = (
     *("dropout", "dtype", "attention.implementation"),
     *("compile.layers", "compile.remat", "compile.saved", "compile.offloaded"),
     "compile.loss_chunks",
 )
 # settings of a model that may differ from those of the checkpoint, whose weights are then converted
-ADAPTED = ("architecture", "cross_attention.kind", "cross_attention.positions")
-# options of --start itself: with these settings the checkpoint is converted, or gives some of its layers
-OF_START = tuple(f"model.{path}" for path in (*ADAPTED, "num_encoder_layers", "num_decoder_layers"))
-# settings of data that it takes over from the checkpoint
-OF_VOCABULARY = ("vocabulary", "vocabulary_texts", "vocabulary_size", "unknown", "sentinels")
+CONVERTIBLE_MODEL_SETTINGS = ("architecture", "cross_attention.kind", "cross_attention.positions")
+# Settings that convert the checkpoint named by --start, or that choose how many of its layers are used. They
+# may be given together with --start.
+START_OPTIONS = tuple(
+    f"model.{path}" for path in (*CONVERTIBLE_MODEL_SETTINGS, "num_encoder_layers", "num_decoder_layers")
+)
+# settings of ``data`` that a row takes over from the checkpoint that it starts from
+VOCABULARY_SETTINGS = ("vocabulary", "vocabulary_texts", "vocabulary_size", "unknown", "sentinels")
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -37,15 +40,21 @@ def overrides_of(name: str, scale: str, experiment: Experiment) -> Overrides:
 
 
 def start_changes(experiment: Experiment) -> Overrides:
-    """Return what a row takes over from the checkpoint that ``experiment`` starts from; {} without one.
+    """Return the settings that a row takes over from the checkpoint that ``experiment`` starts from.
 
-    That is the shape of the model, its vocabulary and special ids. Pre-training is left out, unless its steps
-    are given; the rate of dropout, and how the model is compiled, stay the row's.
+    These are the shape of the model, its vocabulary and its special ids; {} without a checkpoint. The steps
+    of the warm-up and of pre-training are 0, and the settings of word vectors are the defaults. Steps of
+    pre-training that a command line gives are applied after these changes. Dropout and compilation stay the
+    row's.
     """
     if not experiment.start.model:
         return {}
-    model = {f"model.{path}": new for path, new in leaves(experiment.model) if path not in OF_TRAINING}
-    data = {f"data.{name}": getattr(experiment.data, name) for name in OF_VOCABULARY}
+    model = {
+        f"model.{path}": new
+        for path, new in leaves(experiment.model)
+        if path not in MODEL_SETTINGS_KEPT_FROM_ROW
+    }
+    data = {f"data.{name}": getattr(experiment.data, name) for name in VOCABULARY_SETTINGS}
     vectors = {f"vectors.{path}": new for path, new in leaves(BASELINE.vectors)}
     left_out = vectors | {"start.steps": 0, "pretraining.steps": 0}
     return model | data | left_out | {"start.model": experiment.start.model}
@@ -56,8 +65,8 @@ def explicit_overrides(changes: Overrides) -> Overrides:
 
     def follows(path: str, new: Any) -> bool:
         group, _, name = path.partition(".")
-        is_shape = group == "model" and name not in OF_TRAINING
-        is_vocabulary = group == "data" and name in OF_VOCABULARY
+        is_shape = group == "model" and name not in MODEL_SETTINGS_KEPT_FROM_ROW
+        is_vocabulary = group == "data" and name in VOCABULARY_SETTINGS
         is_left_out = path in ("start.steps", "pretraining.steps") and new == 0
         return is_shape or is_vocabulary or is_left_out or group == "vectors"
 
@@ -66,13 +75,15 @@ def explicit_overrides(changes: Overrides) -> Overrides:
 
 
 def typed_overrides(changes: Overrides, options: Mapping[str, Any] = NO_SETTINGS) -> Overrides:
-    """Return the explicit changes that a command line gives as settings: not the start, set by --start.
+    """Return the changes to write as settings in a command line that has --start beside them.
 
-    options: the settings that were given as options. Of the shape of a checkpoint, which is not explicit,
-    those that convert it or leave layers out are returned too.
+    These are the explicit changes without ``start.model``.
+
+    options: the settings that the user gave as options. Those of START_OPTIONS are returned too, although
+    they look like part of the checkpoint's shape.
     """
     typed = {path: new for path, new in explicit_overrides(changes).items() if path != "start.model"}
-    return typed | {path: new for path, new in options.items() if path in OF_START}
+    return typed | {path: new for path, new in options.items() if path in START_OPTIONS}
 
 
 def short_name(path: str) -> str:

@@ -1,9 +1,9 @@
-"""Modules of a user's own, which add tables, rows, scales, objectives and more (docs/extending.md).
+"""Plug-ins: Python modules of a user that add tables, rows, scales, objectives and more (docs/extending.md).
 
-``--study my_rows.py`` with any command, or ``LM_STUDY=my_rows.py``, names one; they add up. It is run before
-the command is parsed, in every process; what it adds to are the dictionaries that this project's own modules
-fill. Those are imported inside of functions, since the command line imports this module before it knows what
-to do.
+``--study my_rows.py`` with any command, or the environment variable LM_STUDY, names one or more.
+Each is run in every process before the command is parsed, and adds entries to the dictionaries in which this
+project registers its own. These are imported inside of functions, since the command line imports this module
+before it knows what to do.
 """
 
 import ast
@@ -28,14 +28,16 @@ if TYPE_CHECKING:
 
 STUDY_OPTION = "--study"
 ORIGIN_FILE = "origin.json"  # in the folder of each stage of a run
-STUDY = "LM_STUDY"  # environment variable, which started processes inherit: files, separated as in PATH
+STUDY_VARIABLE = (
+    "LM_STUDY"  # environment variable, which started processes inherit: files, separated as in PATH
+)
 
 # (registry, or "table"; name of an entry) -> the study module that added it; the project's own are not in it
-_MODULES: dict[tuple[str, str], Path] = {}
+_MODULE_OF_ENTRY: dict[tuple[str, str], Path] = {}
 
 
 class _TokenLoss:
-    """A loss that a module adds, as a choice of LossConfig.name."""
+    """Marks a loss that a plug-in added: settings in ``ignores`` do not apply to it (``set_choices``)."""
 
     ignores = ("label_smoothing",)  # which changes the targets of the cross-entropy alone
 
@@ -61,14 +63,14 @@ def pop_study_option(arguments: Sequence[str]) -> list[str]:
             raise SettingError(f"{STUDY_OPTION} lacks its value: {STUDY_OPTION} FILE, such as my_rows.py")
         files.append(str(Path(value).absolute()))
     if files:
-        os.environ[STUDY] = os.pathsep.join(files)
+        os.environ[STUDY_VARIABLE] = os.pathsep.join(files)
     return others
 
 
 def study_files() -> list[Path]:
     """Return the modules that the environment names, as absolute paths; each once, however it is spelt."""
     files: dict[str, Path] = {}
-    for name in filter(None, os.environ.get(STUDY, "").split(os.pathsep)):
+    for name in filter(None, os.environ.get(STUDY_VARIABLE, "").split(os.pathsep)):
         files.setdefault(os.path.realpath(name), Path(name).absolute())
     return [*files.values()]
 
@@ -152,6 +154,9 @@ def _undo(
     for now, before in ((TABLES, tables), *((registries[name], old) for name, old in entries.items())):
         now.clear()
         now.update(before)
+    for entry in [entry for entry, module in _MODULE_OF_ENTRY.items() if module == file]:
+        del _MODULE_OF_ENTRY[entry]
+    _set_choices(registries)
 
 
 def _check_and_extend(
@@ -179,10 +184,10 @@ def _check_and_extend(
     _check_tables_kept(tables, refuse)
     _check_entries(added, refuse)
     for name, new in added.items():
-        _MODULES.update({(name, key): file for key in new})
-    _MODULES.update({("table", name): file for name in _tables() if name not in tables})
+        _MODULE_OF_ENTRY.update({(name, key): file for key in new})
+    _MODULE_OF_ENTRY.update({("table", name): file for name in _tables() if name not in tables})
     _extend_choices(added)
-    _bring_modules_along()
+    _load_plugins_before_unpickling()
     for scale in added["SCALES"]:
         _check_built(scale, "scale", refuse)
     for name, row in added["REGISTRY"].items():
@@ -209,6 +214,7 @@ def _run(file: Path, registries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _reason(error: BaseException, registries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the message of an error of a plug-in, with the nearest key for a KeyError on a registry."""
     if isinstance(error, KeyError):
         line = traceback.extract_tb(error.__traceback__)[-1].line or ""
         names = [key for name, registry in registries.items() if f"{name}[" in line for key in registry]
@@ -291,7 +297,7 @@ def _check_unchanged(name: str, old: Mapping[str, Any], new: Mapping[str, Any], 
 
 def _owner(registry: str, name: str) -> str:
     """Return a phrase: whose an entry of a registry, or a table, is."""
-    file = _MODULES.get((registry, name))
+    file = _MODULE_OF_ENTRY.get((registry, name))
     return "the project's own" if file is None else f"added by {relative(file)}"
 
 
@@ -327,12 +333,12 @@ def _check_entries(added: Mapping[str, Mapping[str, Any]], refuse: Refuse) -> No
                 refuse(name, str(error))
             if getattr(entry, "name", name) != name:
                 refuse(name, f"{registry}[{name!r}] is called {entry.name!r}; it should have one name")
-    tries: dict[str, Callable[[str, Any], None]] = {
+    function_checks: dict[str, Callable[[str, Any], None]] = {
         "NOISES": entry_checks.check_noise,
         "ACTIVATIONS": entry_checks.check_activation,
         "TOKEN_LOSSES": entry_checks.check_token_loss,
     }
-    for registry, check_entry in tries.items():
+    for registry, check_entry in function_checks.items():
         for name, entry in added.get(registry, {}).items():
             try:
                 check_entry(name, entry)
@@ -363,31 +369,42 @@ def _check_built(name: str, kind: Literal["row", "scale"], refuse: Refuse) -> No
 
 
 def _extend_choices(added: Mapping[str, Mapping[str, Any]]) -> None:
-    """Let settings that choose by name take the new names; tasks that are tuned on alone become mixtures."""
+    """Make the added names valid choices of their settings, and add a mixture for each task that can be
+    fine-tuned on alone.
+    """
+    from lm.data.tasks.mixtures import MIXTURES, single_task_mixtures
+
+    MIXTURES |= {name: mixture for name, mixture in single_task_mixtures().items() if name not in MIXTURES}
+    _set_choices([registry for registry, entries in added.items() if entries])
+
+
+def _set_choices(registries: Iterable[str]) -> None:
+    """Make the names in these registries, and no others, the choices of the settings that name an entry."""
     from lm.config.layers import MixerConfig, MlpConfig
     from lm.config.training import OPTIMIZERS, LossConfig, Schedule
-    from lm.data.tasks.mixtures import MIXTURES, single_task_mixtures
     from lm.objectives.corruption import NOISES
     from lm.objectives.denoising import Objective
 
-    MIXTURES |= {name: mixture for name, mixture in single_task_mixtures().items() if name not in MIXTURES}
-    set_choices(Objective, "noise", NOISES)
-    set_choices(Schedule, "name", OPTIMIZERS)
-    if added.get("MIXERS"):
+    changed = {*registries}
+    if "NOISES" in changed:
+        set_choices(Objective, "noise", NOISES)
+    if "OPTIMIZERS" in changed:
+        set_choices(Schedule, "name", OPTIMIZERS)
+    if "MIXERS" in changed:
         from lm.nn.mixers import MIXERS
 
         set_choices(MixerConfig, "kind", MIXERS)
-    if added.get("ACTIVATIONS"):
+    if "ACTIVATIONS" in changed:
         from lm.nn.layers import ACTIVATIONS
 
         set_choices(MlpConfig, "activation", ACTIVATIONS | {"none": None})
-    if added.get("TOKEN_LOSSES"):
+    if "TOKEN_LOSSES" in changed:
         from lm.train.losses import TOKEN_LOSSES
 
         set_choices(LossConfig, "name", {"cross-entropy": None} | dict.fromkeys(TOKEN_LOSSES, _TokenLoss))
 
 
-def _bring_modules_along() -> None:
+def _load_plugins_before_unpickling() -> None:
     """Make processes that receive an objective or a task run the modules before they unpickle it."""
     from lm.data.tasks.benchmarks import find_task
     from lm.data.tasks.labelled import find_labelled

@@ -123,7 +123,7 @@ def _check_new_rows(rows: Iterable[Row], tables: Iterable[str]) -> None:
         if row.name in REGISTRY:
             raise SettingError(f"there is a row {row.name!r} already; choose another name")
         if row.name in tables:
-            raise SettingError(f"row {row.name!r} is called as a table is; choose another name")
+            raise SettingError(f"row {row.name!r} has the name of a table; choose another name")
 
 
 @contextmanager
@@ -182,9 +182,11 @@ def find_one(name: str) -> Row:
 
 
 def _suggestion(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean ...?" with tables called ``name``-..., rows TABLE/``name``, or what is similar.
+    """Return the end of an error message for an unknown ``name``, such as "; did you mean 'x'?".
 
-    If the table may be the user's own, also say how to load a module of rows (--study).
+    It suggests the first of these that exist: tables whose names continue it with "-", the tables of a group
+    of this name, rows of this name in any table, similar names. If no table's name begins with the part
+    before its first "/", the message also says how to load rows of one's own (--study).
     """
     if longer := [table for table in TABLES if table.startswith(f"{name.rstrip('*')}-")]:
         return f"; did you mean {' or '.join(map(repr, longer[:5]))}?"
@@ -268,7 +270,9 @@ def equal_rows(name: str, scale: str) -> list[str]:
     rows = tuple(row for row in REGISTRY.values() if not row.needs)
     changes, is_paper_scale = _scale_changes(scale), scale == PAPER_SCALE
     build(name, scale)  # raises SettingError if the row cannot be built
-    return _rows_by_values(rows, changes, is_paper_scale)[_values(find_one(name), changes, is_paper_scale)]
+    return _rows_by_values(rows, changes, is_paper_scale)[
+        _setting_values(find_one(name), changes, is_paper_scale)
+    ]
 
 
 def equal_rows_among(name: str, among: Iterable[str], scale: str) -> Iterator[str]:
@@ -279,10 +283,10 @@ def equal_rows_among(name: str, among: Iterable[str], scale: str) -> Iterator[st
     if find_one(name).needs:
         return
     changes, is_paper_scale = _scale_changes(scale), scale == PAPER_SCALE
-    wanted = _values(find_one(name), changes, is_paper_scale)
+    wanted = _setting_values(find_one(name), changes, is_paper_scale)
     for row in map(find_one, among):
         with suppress(Exception):  # a plug-in's row may have changes that fail at this scale
-            if not row.needs and _values(row, changes, is_paper_scale) == wanted:
+            if not row.needs and _setting_values(row, changes, is_paper_scale) == wanted:
                 yield row.name
 
 
@@ -294,12 +298,12 @@ def _rows_by_values(
     by_values: dict[tuple[Any, ...], list[str]] = {}
     for row in rows:
         with suppress(Exception):  # a plug-in's row may have changes that fail at this scale
-            by_values.setdefault(_values(row, scale, is_paper_scale), []).append(row.name)
+            by_values.setdefault(_setting_values(row, scale, is_paper_scale), []).append(row.name)
     return by_values
 
 
 @cache
-def _values(row: Row, scale: ScaleChanges, is_paper_scale: bool) -> tuple[Any, ...]:
+def _setting_values(row: Row, scale: ScaleChanges, is_paper_scale: bool) -> tuple[Any, ...]:
     """Return the values of all settings of a row, in order.
 
     If all of its changes are constants or multiples, they are computed without building the experiment, which
@@ -308,9 +312,9 @@ def _values(row: Row, scale: ScaleChanges, is_paper_scale: bool) -> tuple[Any, .
     values = dict(_setup_values(row.setup, scale, is_paper_scale))
     for path, value in row.changes.items():
         if isinstance(value, Times):
-            values[path] = value.of(values[path])
+            values[path] = value.compute(values[path])
         elif isinstance(value, ShareOf):
-            values[path] = value.of(values[value.path])
+            values[path] = value.compute(values[value.path])
         elif is_dataclass(value) and not callable(value):  # a group, such as the objective
             values |= leaves(value, f"{path}.")
         elif path in values and not callable(value):
@@ -341,8 +345,9 @@ def own_changes(name: str, scale: str) -> list[str]:
     Rows are often written as changes of another row, such as ``BERT | {"pretraining.steps": 0}``, which keeps
     BERT's optimizer although nothing reads it any more. The parent is not recorded, so it is guessed as the
     most similar of the candidates: the one with the fewest differing settings. A setting is the row's own if
-    it differs both from the baseline and from that parent. Setting ``objective`` to a preset of OBJECTIVES
-    counts as one change: settings within the preset are listed only if the row also names them separately.
+    it differs both from that parent and from BASELINE with the scale and the setup of the row's table.
+    Setting ``objective`` to a preset of OBJECTIVES counts as one change: settings within the preset are
+    listed only if the row also names them separately.
     """
     experiment = build(name, scale)
     baseline = _build_setup(REGISTRY[name].setup, _scale_changes(scale), scale == PAPER_SCALE)

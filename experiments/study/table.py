@@ -71,8 +71,7 @@ class Row:
 
     name: str  # TABLE/ROW, such as "t5/6-corruption-rate/15"
     label: str  # its name in plots and reports, which is the paper's if it is a row of a paper
-    # path of a setting -> its value, or a function of its value at the scale. A scale is a named preset of
-    # the sizes of model and data (study.scales).
+    # path of a setting -> its new value, or a function (old value, experiment) -> new value
     changes: ReadOnly
     published: ReadOnly  # column of the paper -> its score; empty if the paper has no such row
     setup: Setup = BASELINE_SETUP  # what comes before the row's own changes
@@ -368,5 +367,6 @@ def _check_known_columns(what: str, columns: Iterable[str], paper: Paper | None)
     known = [column.name for column in (paper.columns if paper else ())]
     for column in columns:
         if column not in known:
-            cited = paper.citation if paper else "it names no paper, which"
-            raise SettingError(f"{what}: {cited} has no column {column!r}{nearest(column, known)}")
+            if paper is None:
+                raise SettingError(f"{what}: column {column!r} needs a paper: give paper=Paper(...)")
+            raise SettingError(f"{what}: {paper.citation} has no column {column!r}{nearest(column, known)}")

@@ -74,10 +74,13 @@ _ADDED: dict[
 def set_choices(cls: type, field: str, table: Mapping[str, Any]) -> None:
     """Let a field of a dataclass take the names in ``table``, on the command line, in rows and in files.
 
+    A name that was added before and is not in ``table`` is a choice no more.
     An added entry uses all settings that depend on this choice, except those in its attribute ``ignores``.
     """
     literal: Any = typing.Literal
     added, old = _ADDED.setdefault((cls, field), {}), typing.get_args(_hints(cls)[field])
+    for name in added.keys() - table.keys():
+        del added[name]
     added |= {name: getattr(entry, "ignores", ()) for name, entry in table.items() if name not in old}
     # Assigned whole: what is put into the dictionary is lost where Python 3.14 evaluates annotations anew.
     cls.__annotations__ = cls.__annotations__ | {field: literal[tuple(table)]}

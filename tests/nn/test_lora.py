@@ -195,7 +195,10 @@ def test_a_tuned_run_is_read_as_the_plain_model(tmp_path):
         ),
         ({"tuning.lora.rank": -1}, r"lora.rank=-1 should be at least 0"),
         ({"tuning.lora.alpha": 0.0}, r"lora.alpha=0.0 should be above 0"),
-        ({"model.lora.rank": 2}, r"model.lora.rank=2: what is tuned alone is set by tuning.lora.rank"),
+        (
+            {"model.lora.rank": 2},
+            r"model.lora.rank=2 should be 0: low-rank updates are set by tuning.lora.rank",
+        ),
     ],
 )
 def test_what_makes_no_sense_with_low_rank_updates_is_refused(new, message):

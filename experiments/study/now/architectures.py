@@ -24,22 +24,23 @@ from lm.objectives.denoising import Objective, compute_lengths
 def block_flops(model: ModelConfig, queries: int, encoder_keys: int = 0) -> int:
     """Return the FLOPs of a block's forward pass over a row of ``queries`` tokens.
 
-    encoder_keys: number of the encoder's tokens that it reads too.
+    encoder_keys: number of encoder tokens that its cross-attention reads; 0 without cross-attention.
     """
-    heads = model.attention.num_heads * model.attention.d_kv
+    attention_width = model.attention.num_heads * model.attention.d_kv
     matrices = 3 if model.mlp.activation.startswith("gated") else 2
-    products = queries * model.d_model * (4 * heads + matrices * model.mlp.d_ff)
-    scores = 2 * queries * (queries + encoder_keys) * heads
-    cross = 2 * encoder_keys * model.d_model * heads
+    matmul_macs = queries * model.d_model * (4 * attention_width + matrices * model.mlp.d_ff)
+    score_macs = 2 * queries * (queries + encoder_keys) * attention_width
+    cross_projection_macs = 2 * encoder_keys * model.d_model * attention_width
     if encoder_keys and not model.has_merged_attention:
-        cross += 2 * queries * model.d_model * heads
-    return 2 * (products + scores + cross)
+        cross_projection_macs += 2 * queries * model.d_model * attention_width
+    return 2 * (matmul_macs + score_macs + cross_projection_macs)  # a multiply-add is two FLOPs
 
 
 def step_flops(experiment: Experiment) -> int:
-    """Return the FLOPs of an update of pre-training for each row of its batch, as ``lm.train.flops`` does.
+    """Return the FLOPs of one update of pre-training for one row of the batch.
 
-    That counts arrays of a model, which takes jax; this one counts attention, feed-forward layers and logits.
+    ``lm.train.flops`` counts them from the arrays of a model but imports jax; this formula covers attention,
+    feed-forward layers and logits only.
     """
     model = experiment.model
     lengths = compute_lengths(experiment.objective, experiment.data.inputs_length)
@@ -54,7 +55,7 @@ def step_flops(experiment: Experiment) -> int:
 class EqualFlops:
     """A change of the number of updates: all of them take the FLOP that those of RedLLM take.
 
-    RedLLM then has as many layers as both stacks of a row together, spread evenly.
+    RedLLM's layers are those of both stacks of the row together, half in each stack.
     """
 
     def __call__(self, steps: int, experiment: Experiment) -> int:
@@ -101,8 +102,8 @@ def split(encoder: float, decoder: float) -> Changes:
     return REDLLM | layers | EQUAL_FLOPS
 
 
-def level(first: str, second: str) -> Conclusion:
-    """Return that two rows know equally much of the language of the text."""
+def equally_good_at_language(first: str, second: str) -> Conclusion:
+    """Return the conclusion that two rows are equivalent on the language tasks."""
     return Conclusion(first, second, "they read the same text", relation="equivalent", tasks="language")
 
 
@@ -125,10 +126,10 @@ TABLES = (
             # Zhang et al. 2025, section 6: after tuning the encoder-decoder is level or better. Raffel et al.
             # 2020, table 2: at equal FLOP it is ahead of a language model.
             Conclusion("redllm", "decllm", "inputs are read both ways", tasks="reading"),
-            level("redllm", "decllm"),
+            equally_good_at_language("redllm", "decllm"),
             # Zhang et al. 2025, section 6 (DecLLM + BiAttn); Raffel et al. 2020, table 2.
             Conclusion("prefix-decoder", "decllm", "inputs are read both ways", tasks="reading"),
-            level("prefix-decoder", "decllm"),
+            equally_good_at_language("prefix-decoder", "decllm"),
             # Raffel et al. 2020, table 2: twice the parameters at the same FLOP. Zhang et al. find the tuned
             # decoder that reads both ways ahead without examples, and level with them.
             Conclusion("redllm", "prefix-decoder", "more parameters at equal FLOP"),
@@ -137,7 +138,7 @@ TABLES = (
             Conclusion("redllm", "deep-decoder", "one layer reads little of a text", tasks="reading"),
             # T5Gemma 2 (2025): merged attention costs a little quality and saves parameters.
             Conclusion("redllm", "merged", "cross-attention has matrices of its own", tasks="reading"),
-            level("redllm", "merged"),
+            equally_good_at_language("redllm", "merged"),
         ),
     ),
 )

@@ -5,12 +5,12 @@ token passes one of eight experts (Switch, Fedus et al. 2021). So a step has the
 for the router's. ``wide`` has one feed-forward layer, with the features of all eight.
 """
 
-from experiments.study.baselines import TUNED, language_model, trained_at
+from experiments.study.baselines import RATE_AND_SCHEDULE, language_model, with_rate_and_schedule
 from experiments.study.changes import Changes, times
 from experiments.study.table import Conclusion, make_table
 
 EXPERTS = 8  # of a layer
-DENSE = trained_at(language_model("transformer"), *TUNED["transformer"])
+DENSE = with_rate_and_schedule(language_model("transformer"), *RATE_AND_SCHEDULE["transformer"])
 MIXTURE: Changes = DENSE | {"model.experts.count": EXPERTS}
 
 TABLES = (

@@ -31,12 +31,12 @@ VANILLA: Changes = objective("span-corruption") | {
     "model.mlp.bias": True,
     "model.dropout": 0.0,
 }
-TUNED: Changes = {
+FINETUNED_ON_SUPERGLUE: Changes = {
     "tuning.mixtures": ("super_glue",),
     "finetuning.optimizer.learning_rate": 5e-4,
     "finetuning.optimizer.warmup_steps": 20_000,
 }
-LEARNED: Changes = {"model.positions.kind": "learned"}
+LEARNED_POSITIONS: Changes = {"model.positions.kind": "learned"}
 
 PAPER = Paper(
     name="Modifications",
@@ -51,27 +51,30 @@ PAPER = Paper(
     question="Do published modifications of the Transformer help in another code base, without new tuning?",
     source="arXiv 2102.11972",
     noise=NoiseEstimate(5, "the baseline for the early loss, after 65,536 steps"),
-    setup=make_setup(VANILLA | NOT_TUNED, TUNED),
+    setup=make_setup(VANILLA | NOT_TUNED, FINETUNED_ON_SUPERGLUE),
 )
 
-SEPARATE: Changes = {"model.output.logits": "separate"}
-SHARED: Changes = {"model.shared_layers": True}
-ENCODER_EMBEDDING: Changes = {"model.embedding.encoder": "separate"}
-# Without norms training is not stable by Adafactor; the rows of ReZero with norms take Adam as well.
+UNTIED_OUTPUT: Changes = {"model.output.logits": "separate"}
+SHARED_LAYERS: Changes = {"model.shared_layers": True}
+SEPARATE_ENCODER_EMBEDDING: Changes = {"model.embedding.encoder": "separate"}
+# Rows without norms are not stable with Adafactor, so ReZero and Fixup train with Adam. The rows of ReZero
+# with norms use Adam too.
 ADAM: Changes = {
     "pretraining.optimizer.name": "adamw",
-    "pretraining.optimizer.learning_rate": 0.05,  # over the root of the step, so 5e-4 at most
+    # divided by the square root of max(step, timescale): at most 5e-4 at scale base
+    "pretraining.optimizer.learning_rate": 0.05,
     "pretraining.optimizer.warmup_steps": share_of("pretraining.steps", 4_000 / 524_288),
 }
 REZERO: Changes = ADAM | {"model.residual": "rezero"}
-# 128 features of 768; the output matrix is not factorised, or is the same matrix
+# An embedding of d_model / 6 features (128 of 768). With UNTIED_OUTPUT the output matrix is not factorised;
+# in FACTORIZED_SHARED it is the embedding itself.
 FACTORIZED: Changes = {"model.embedding.d_embed": share_of("model.d_model", 1 / 6)}
 FACTORIZED_SHARED: Changes = FACTORIZED | {"model.embedding.projected": "tokens"}
 
-# 28 steps of one layer in each stack; in each step three matrices of 1,536 x 768 gate each sub-layer
+# One layer for each stack, applied 28 times. Each sub-layer has a GRU gate: three matrices of 1,536 x 768.
 UNIVERSAL: Changes = (
-    SHARED
-    | SEPARATE
+    SHARED_LAYERS
+    | UNTIED_OUTPUT
     | {
         "model.num_encoder_layers": times(28 / 12),
         "model.num_decoder_layers": times(28 / 12),
@@ -96,7 +99,10 @@ NO_POSITIONS: Changes = {"model.positions.kind": "none"}
 
 
 def layers(factor: float) -> Changes:
-    """Return ``factor`` times the layers, with as many parameters: narrower layers of fewer heads."""
+    """Return the change to ``factor`` times the layers with about as many parameters in all.
+
+    d_ff and the number of heads are divided by ``factor``.
+    """
     return {
         "model.num_encoder_layers": times(factor),
         "model.num_decoder_layers": times(factor),
@@ -106,7 +112,10 @@ def layers(factor: float) -> Changes:
 
 
 def experts(per_token: int, spacing: float) -> Changes:
-    """Return 16 experts in every n-th layer of a stack, where n is the share ``spacing`` of its layers."""
+    """Return the change to 16 experts in every n-th layer.
+
+    n is ``spacing`` times the number of encoder layers.
+    """
     return {
         "model.experts.count": 16,
         "model.experts.per_token": per_token,
@@ -119,9 +128,10 @@ def experts(per_token: int, spacing: float) -> Changes:
 def synthesizer(
     logits: Literal["dense", "random", "factorized"], products: Literal["none", "added", "mixed"] = "none"
 ) -> Changes:
-    """Return a synthesizer in place of self-attention.
+    """Return the change to a synthesizer in place of self-attention.
 
-    Of the paper it has 8 heads of 128 features, the defaults of its code, where cross-attention has 12 of 64.
+    At the paper's size it has 8 heads of 128 features, the defaults of the released code. Cross-attention
+    keeps 12 heads of 64.
     """
     return {
         "model.mixer.kind": "synthesizer",
@@ -154,8 +164,8 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class AtMostLayers:
-    """A change of a number of blocks of layers: as given, or one for each layer of an encoder with fewer."""
+class FunnelBlocks:
+    """A change of ``model.funnel.blocks`` to ``blocks``, or to the number of encoder layers if less."""
 
     blocks: int
 
@@ -197,16 +207,16 @@ ROWS: dict[str, Changes | Missing] = {
     "18-layers": layers(3 / 2),
     "8-layers": layers(2 / 3),
     "6-layers": layers(1 / 2),
-    "block-sharing": SHARED | SEPARATE,
-    "block-sharing+factorized": SHARED | FACTORIZED | SEPARATE,
-    "block-sharing+factorized+shared": SHARED | FACTORIZED_SHARED,
-    "block-sharing-encoder": SHARED | SEPARATE | {"model.shared_stack": "encoder"},
-    "block-sharing-decoder": SHARED | SEPARATE | {"model.shared_stack": "decoder"},
-    "factorized": FACTORIZED | SEPARATE,
+    "block-sharing": SHARED_LAYERS | UNTIED_OUTPUT,
+    "block-sharing+factorized": SHARED_LAYERS | FACTORIZED | UNTIED_OUTPUT,
+    "block-sharing+factorized+shared": SHARED_LAYERS | FACTORIZED_SHARED,
+    "block-sharing-encoder": SHARED_LAYERS | UNTIED_OUTPUT | {"model.shared_stack": "encoder"},
+    "block-sharing-decoder": SHARED_LAYERS | UNTIED_OUTPUT | {"model.shared_stack": "decoder"},
+    "factorized": FACTORIZED | UNTIED_OUTPUT,
     "factorized+shared": FACTORIZED_SHARED,
-    "tied-inputs": SEPARATE,
-    "tied-decoder": ENCODER_EMBEDDING,
-    "untied": ENCODER_EMBEDDING | SEPARATE,
+    "tied-inputs": UNTIED_OUTPUT,
+    "tied-decoder": SEPARATE_ENCODER_EMBEDDING,
+    "untied": SEPARATE_ENCODER_EMBEDDING | UNTIED_OUTPUT,
     "adaptive-inputs": {"model.embedding": Clusters(CLUSTERS, (1, 1 / 3, 1 / 12))},
     "adaptive-softmax": adaptive_softmax(1, 1 / 3, 1 / 12),
     "adaptive-softmax-no-projection": adaptive_softmax(1, 1, 1),
@@ -225,7 +235,7 @@ ROWS: dict[str, Changes | Missing] = {
     "universal": UNIVERSAL,
     "moe": experts(2, 1 / 3),
     "switch": experts(1, 1 / 6),
-    "funnel": {"model.funnel.blocks": AtMostLayers(3)},
+    "funnel": {"model.funnel.blocks": FunnelBlocks(3)},
     "weighted": {"model.attention.branching": "weighted"},
     "product-key": {
         "model.memory.keys": share_of("model.d_model", 2 / 3, 32),
@@ -260,10 +270,11 @@ CONCLUSIONS = (
     Conclusion("vanilla", "universal", "the Universal Transformer is worse", "FINAL"),
 )
 
-# lm sweep 'narang/*'. Rows are compared with the baseline by the early loss, of which the noise is known; in
-# the paper SwiGLU has 2.127 in Table 1 and the baseline 2.182.
+# Train with: lm sweep 'narang/*'. Rows are compared with the baseline by the loss after 65,536 steps (EARLY),
+# since the paper gives the standard deviation of that column only. Table 1 has 2.127 for SwiGLU and 2.182 for
+# the baseline.
 TABLES: tuple[Table, ...] = (
-    # four minutes each, without fine-tuning; up to eight of 24 layers
+    # four minutes a row without fine-tuning, up to eight minutes for 24 layers
     make_table(
         "narang/1-modifications",
         "Modifications of the Transformer",
@@ -289,7 +300,7 @@ TABLES: tuple[Table, ...] = (
         scale="mini",
         seeds=5,
         paper=PAPER,
-        setup=make_setup(VANILLA | LEARNED | NOT_TUNED, TUNED),
+        setup=make_setup(VANILLA | LEARNED_POSITIONS | NOT_TUNED, FINETUNED_ON_SUPERGLUE),
         columns=["EARLY"],
         pairs="with-baseline",
         published=_SCORES.table("narang/2-learned-positions"),

@@ -24,7 +24,7 @@ from experiments.study.table import (
     make_table,
 )
 
-BASELINE_ROW = "t5/1-baseline/baseline"  # all tables are compared with it: rows of theirs may equal it
+BASELINE_ROW = "t5/1-baseline/baseline"  # of all tables, some of whose rows build the same experiment
 _SCORES = PublishedScores(Path(__file__).with_name("t5_scores.json"))
 
 PAPER = Paper(
@@ -60,7 +60,7 @@ def spans(mean_length: float) -> Changes:
     return {"objective.noise": "spans", "objective.mean_span_length": mean_length}
 
 
-# 1 trillion tokens: 10^6 steps instead of 2^19, of 2,048 rows of 512 instead of 128
+# 1 trillion tokens: 10^6 steps instead of 2^19, with batches of 2,048 rows instead of 128, each of 512 tokens
 LONG: Changes = {"pretraining.steps": times(1_000_000 / 2**19), "pretraining.batch_size": times(16)}
 FINAL_MIXTURE: Changes = {
     "mixing.pretraining": "corpus+tasks",

@@ -21,7 +21,7 @@ from experiments.entries.archive import Archive, read_archive
 from experiments.entries.entry import check_source, load_entry
 from experiments.entries.tracks import BASELINE_SCORES, TRACKS
 from experiments.report.report import write_report
-from experiments.study.plugins import STUDY
+from experiments.study.plugins import STUDY_VARIABLE
 from experiments.study.registry import build, find, tables_of
 from lm.config.base import SettingError
 from lm.data.documentation.corpus import INSTALLED
@@ -50,7 +50,7 @@ TINY_RULES = rules.Rules(scale="tiny", text=INSTALLED, seeds=2, held_out_documen
 def _tiny_rules():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rules, "RULES", TINY_RULES)
-        patch.setenv(STUDY, "")
+        patch.setenv(STUDY_VARIABLE, "")
         # a worker would be another pytest
         patch.setattr(command, "train_unfinished", lambda wanted, options, *_, **__: train(wanted, options))
         yield

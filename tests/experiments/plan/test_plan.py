@@ -5,6 +5,7 @@ our steps.
 import importlib.util
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
 from types import SimpleNamespace
@@ -16,14 +17,16 @@ from commands import accepted
 
 from experiments.plan import compiler, plans, worker
 from experiments.plan.compiler import compile_step, planned_step, program_key
-from experiments.plan.estimate import arrangements, candidates, estimate, memory, seconds, writing
+from experiments.plan.estimate import arrangements, candidates, estimate, estimate_decoding, memory, seconds
 from experiments.plan.program import read_program, unexpected_gathers
 from experiments.plan.slices import CHIPS, find_slice, shapes_of
 from experiments.plan.step import Compiled, PlannedStep
-from experiments.study.experiment import Experiment
-from experiments.study.registry import build
+from experiments.study.changes import apply
+from experiments.study.experiment import BASELINE, Experiment
+from experiments.study.registry import REGISTRY, build
+from experiments.study.scales import SCALES
 from launch.accelerators import libtpu_flags
-from lm.config.base import SettingError, changes
+from lm.config.base import SettingError, changes, leaves
 from lm.config.layers import CompileConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.config.training import OPTIMIZERS, OptimizerConfig
@@ -184,16 +187,22 @@ def test_a_step_lasts_as_long_as_its_slowest_bound_and_hours_grow_with_the_steps
     assert (waiting.bound, waiting.bounds["host"]) == ("host", pytest.approx(1.0))
 
 
-def test_writing_reads_the_decoder_and_the_cache_for_each_token():
-    found = writing(planned(build(ROW, "base"), "v5e:2x2", Lengths(511, 512, 100)), COMPILED)
+def test_decoding_reads_the_decoder_and_the_cache_for_each_token():
+    found = estimate_decoding(planned(build(ROW, "base"), "v5e:2x2", Lengths(511, 512, 100)), COMPILED)
     assert (
-        found.cache == 2 * 12 * 768 * (512 + 100) * 2
+        found.cache_bytes == 2 * 12 * 768 * (512 + 100) * 2
     )  # keys and values of self- and cross-attention, bfloat16
-    assert found.single == pytest.approx(4 * 819e9 / (4 * 6 * 10**7 + found.cache))
-    assert found.single < found.full < 4 * 819e9 / found.cache
+    assert found.tokens_per_second_at_batch_1 == pytest.approx(
+        4 * 819e9 / (4 * 6 * 10**7 + found.cache_bytes)
+    )
+    assert (
+        found.tokens_per_second_at_batch_1
+        < found.tokens_per_second_at_largest_batch
+        < 4 * 819e9 / found.cache_bytes
+    )
 
 
-def test_writing_reads_no_encoder_nor_what_makes_the_cache_and_a_shared_block_as_often_as_it_is_used():
+def test_decoding_reads_no_encoder_nor_what_makes_the_cache_and_a_shared_block_as_often_as_it_is_used():
     shapes = {
         "embed.table": (2,),
         "encoder.x": (3,),
@@ -203,9 +212,11 @@ def test_writing_reads_no_encoder_nor_what_makes_the_cache_and_a_shared_block_as
         "decoder.blocks.x": (12, 7),
     }
     cases = ({}, 2 + 12 * 7), ({"output.logits": "separate"}, 12 * 7)
-    assert all(worker.read_by_writing(changes(ModelConfig(), new), shapes) == read for new, read in cases)
+    assert all(
+        worker.parameters_read_per_token(changes(ModelConfig(), new), shapes) == read for new, read in cases
+    )
     shared = shapes | {"decoder.blocks.x": (1, 7), "decoder.blocks.y": (12, 13)}
-    assert worker.read_by_writing(ModelConfig(), shared) == 2 + 12 * 7 + 12 * 13
+    assert worker.parameters_read_per_token(ModelConfig(), shared) == 2 + 12 * 7 + 12 * 13
 
 
 def test_what_overflows_hbm_does_not_fit_and_what_overflows_other_memory_has_failed():
@@ -276,7 +287,7 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
 def test_a_step_full_of_logits_is_advised_to_compute_them_in_chunks(row, vocabulary, advice):
     step = planned(build(row, "base", {"model.vocab_size": vocabulary}), "v5e:4x4")
     compiled = replace(COMPILED, temporaries=int(1.1 * step.slices.room))
-    assert plans._smaller(plans.Plan(row, row, row, step, compiled)) == advice
+    assert plans._advice_to_fit(plans.Plan(row, row, row, step, compiled)) == advice
 
 
 @pytest.mark.parametrize(
@@ -362,6 +373,42 @@ def test_a_published_size_takes_the_place_of_the_scales_and_rows_change_it():
     )
 
 
+BUILDABLE = [name for name, row in REGISTRY.items() if not row.needs]
+
+
+def test_a_size_that_is_the_scales_own_builds_every_row_as_it_is(monkeypatch):
+    own = apply(BASELINE, SCALES["nano"]).model
+    monkeypatch.setitem(plans.PRESETS, "own", own)
+    assert [n for n in BUILDABLE if plans.row_of(n, "nano", "own", "") != build(n, "nano")] == []
+
+
+def test_a_published_size_at_base_changes_nothing_of_a_paper_but_the_model_and_its_vocabulary():
+    def others(experiment):
+        paths = "model.", "data.vocabulary_size"
+        return {path: x for path, x in leaves(experiment) if not path.startswith(paths)}
+
+    rows = [name for name in BUILDABLE if REGISTRY[name].setup.at_base]
+    compared = 0
+    for size in ("t5-large", "bert-base"):
+        for name in rows:
+            with suppress(SettingError):  # a row may refuse the architecture of the size
+                model = plans.row_of(name, "base", size, "")
+                assert others(model) == others(build(name, "base")), name
+                compared += 1
+    assert compared > len(rows) > 100
+    planned_row = plans.row_of("gisserot/2-5-masks-610m/mlm-40", "base", "llama-7b", "")
+    phase, data = planned_row.pretraining, planned_row.data
+    assert (phase.batch_size, phase.steps, data.inputs_length) == (1_152, 42_000, 2_048)
+    assert (planned_row.model.num_encoder_layers, planned_row.model.d_model) == (32, 4_096)
+
+
+@pytest.mark.parametrize("size", ["llama-7b", "bert-base", "gpt2"])
+def test_the_word_pieces_of_a_published_size_leave_room_for_sentinels(size):
+    for name in ("gisserot/2-5-masks-610m/mlm-40", "t5/1-baseline/baseline", "clark/5-efficiency/electra"):
+        row = plans.row_of(name, "base", size, "")
+        assert row.data.vocabulary_size + row.data.sentinels < row.model.vocab_size
+
+
 def test_a_published_size_has_its_own_vocabulary_also_where_that_is_the_default():
     for size in ("t5-small", "t5-base"):
         model = plans.row_of("t5/1-baseline/baseline", "nano", size, "").model
@@ -413,10 +460,18 @@ def test_the_search_uses_the_memory_of_the_hosts_only_where_nothing_fits_without
     assert any(each.offloaded_tensors for each in policies(experiment, 1.0))
 
 
-@pytest.mark.parametrize("row, size", [("gpt/base", "gpt2"), (ROW, "t5-small"), ("bert/base", "bert-base")])
-def test_the_command_that_trains_a_planned_size_is_accepted(row, size, monkeypatch):
-    step = planned(plans.row_of(row, "nano", size, ""), "v5e:2x2")
-    lm, *words = shlex.split(plans._run_line(plans.Plan(row, row, row, step), "nano"))
+@pytest.mark.parametrize(
+    ("row", "size", "scale"),
+    [
+        ("gpt/base", "gpt2", "nano"),
+        (ROW, "t5-small", "nano"),
+        ("bert/base", "bert-base", "nano"),
+        ("clark/5-efficiency/electra", "bert-large", "base"),
+    ],
+)
+def test_the_command_that_trains_a_planned_size_is_accepted(row, size, scale, monkeypatch):
+    step = planned(plans.row_of(row, scale, size, ""), "v5e:2x2")
+    lm, *words = shlex.split(plans._run_line(plans.Plan(row, row, row, step), scale))
     assert lm == "lm" and "--model.d_model" in words
     assert accepted(words, monkeypatch) == 0
 
@@ -479,11 +534,36 @@ def test_experts_are_spread_over_an_axis_of_their_own_and_take_less_of_each_devi
         mesh = replace(experiment.mesh, data=16 // expert, expert=expert)
         return replace(step, experiment=replace(step.experiment, mesh=mesh))
 
+    reads = [estimate(spread(expert), Compiled(parameters=parameters)).bounds["HBM"] for expert in (1, 4, 16)]
+    alone = reads[0] * expert_parameters(model) / parameters  # time in which a device reads all experts
+    assert reads[0] - reads[1] == pytest.approx(alone * 3 / 4)
+    assert reads[0] - reads[2] == pytest.approx(alone * 15 / 16)
     fills = [memory(spread(expert), parameters) for expert in (1, 4, 16)]
     assert fills[0] > 1.3 * fills[1] > 1.3 * 1.05 * fills[2]
     gib = expert_parameters(model) * 4 / 2**30
     assert fills[0] - fills[1] > 2 * 0.75 * gib * 2**30  # parameters and gradients at least
     assert seconds(spread(16), parameters) != seconds(spread(1), parameters)
+
+
+def test_the_rough_count_of_an_encoder_does_not_depend_on_the_layers_of_a_decoder_that_it_lacks():
+    def counted(**new):
+        model = changes(ModelConfig(architecture="encoder", num_encoder_layers=24), new)
+        experiment = replace(build(ROW, "base"), model=model)
+        mesh = replace(experiment.mesh, data=1, fsdp=16)
+        return memory(planned(replace(experiment, mesh=mesh), "v5e:4x4", Lengths(512, 512, 0)), 10**9)
+
+    assert counted(num_decoder_layers=6) == counted(num_decoder_layers=24)
+
+
+def test_devices_along_a_sequence_share_what_is_sent_for_its_tokens():
+    experiment = build(ROW, "base")
+
+    def estimated(**axes):
+        mesh = replace(experiment.mesh, data=1, tensor=4, **axes)
+        return seconds(planned(replace(experiment, mesh=mesh), "v5e:4x4"), 1)
+
+    # each device has as many tokens, and there are hardly any parameters to send
+    assert estimated(sequence=4) == pytest.approx(estimated(fsdp=4))
 
 
 def test_the_rough_count_holds_what_a_recurrent_layer_makes():

@@ -22,7 +22,7 @@ from experiments.runs.kinds.pretraining import pretraining_spec
 from experiments.runs.paths import load_settings, save_settings
 from experiments.runs.result import write_result
 from experiments.study import plugins, registry
-from experiments.study.plugins import STUDY, load_study, location_in_study, pop_study_option
+from experiments.study.plugins import STUDY_VARIABLE, load_study, location_in_study, pop_study_option
 from experiments.study.registry import build, find
 from lm.batch import Batch, Side
 from lm.config import base
@@ -67,11 +67,11 @@ def loads(tmp_path, monkeypatch, restored_registry):
     def load(**modules):
         for name, text in modules.items():
             (tmp_path / f"{name}.py").write_text(text)
-        monkeypatch.setenv(STUDY, "")
+        monkeypatch.setenv(STUDY_VARIABLE, "")
         pop_study_option([word for name in modules for word in ("--study", f"{name}.py")])
         load_study()
 
-    monkeypatch.setenv(STUDY, "")
+    monkeypatch.setenv(STUDY_VARIABLE, "")
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield load
     for name, table in tables.items():
@@ -420,7 +420,7 @@ def test_a_module_is_loaded_once_however_its_path_is_spelt(loads, tmp_path, monk
     (tmp_path / "linked").symlink_to(tmp_path)
     spellings = "my.py", str(tmp_path / "my.py"), "./linked/my.py"
     for names in (*spellings, os.pathsep.join(spellings)):
-        monkeypatch.setenv(STUDY, names)
+        monkeypatch.setenv(STUDY_VARIABLE, names)
         load_study()
         assert len(plugins.study_files()) == 1 and plugins.study_files()[0].is_absolute()
     assert sys.__dict__.pop("loads_of_my") == 1
@@ -465,7 +465,7 @@ def test_a_run_is_not_resumed_without_its_modules_or_with_others(loads, tmp_path
     (tmp_path / "mine.py").write_text("x = 2\n")
     with pytest.raises(SettingError, match=r"code: --study mine\.py: \w{12} -> \w{12}\n"):
         provenance.check(tmp_path, current(), "begun", frozenset())
-    os.environ[STUDY] = ""
+    os.environ[STUDY_VARIABLE] = ""
     with pytest.raises(SettingError, match=r"code: --study mine\.py: \w{12} -> none\n"):
         provenance.check(tmp_path, current(), "begun", frozenset())
 
@@ -491,7 +491,7 @@ def test_settings_that_only_a_module_knows_are_said_to_need_it(stage, loads, tmp
 
 def test_modules_of_the_option_come_behind_those_of_the_environment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(STUDY, "a.py")
+    monkeypatch.setenv(STUDY_VARIABLE, "a.py")
     assert pop_study_option(["list", "--study", "b.py", "--study=./a.py"]) == ["list"]
     assert plugins.study_files() == [tmp_path / "a.py", tmp_path / "b.py"]
 
@@ -499,7 +499,7 @@ def test_modules_of_the_option_come_behind_those_of_the_environment(tmp_path, mo
 def test_the_words_that_start_a_process_again_lack_the_option(monkeypatch):
     from experiments.__main__ import move_study_option_to_environment
 
-    monkeypatch.setenv(STUDY, "")
+    monkeypatch.setenv(STUDY_VARIABLE, "")
     monkeypatch.setattr(sys, "argv", ["lm", "run", "--study", "a.py", "gpt/base"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "-X", "dev", "-m", "experiments", *sys.argv[1:]])
     move_study_option_to_environment()
@@ -511,7 +511,9 @@ def test_what_is_sent_to_another_process_brings_the_modules_along(loads, tmp_pat
     loads(**{name.removesuffix(".py"): MODULES[name] for name in ("my_objectives.py", "my_tasks.py")})
     sent = [build("hidden/even", "nano").objective, *mixture("words"), *mixture("words-backwards")]
     (tmp_path / "sent").write_bytes(pickle.dumps(sent))
-    os.environ[STUDY] = os.pathsep.join(("my_objectives.py", "my_tasks.py"))  # relative, as a user may write
+    os.environ[STUDY_VARIABLE] = os.pathsep.join(
+        ("my_objectives.py", "my_tasks.py")
+    )  # relative, as a user may write
     code = (
         "import pickle; one, *tasks = pickle.load(open('sent', 'rb')); "
         "print(one.corruption.fits_without_trimming, len(tasks))"
@@ -567,6 +569,26 @@ def test_a_module_that_is_refused_is_refused_again_and_leaves_nothing(loads):
             with pytest.raises(SettingError, match=message):
                 loads(my=text + fault)
             assert "mine" not in OBJECTIVES and "a/b" not in registry.REGISTRY and "my" not in sys.modules
+
+
+def test_a_refused_module_leaves_no_choice_of_a_setting_and_is_no_owner(loads, tmp_path):
+    added = NOISE + (
+        "from lm.nn.layers import ACTIVATIONS\n"
+        "NOISES['odd'] = NOISES['iid']\n"
+        "ACTIVATIONS['bent'] = ACTIVATIONS['relu']\n"
+    )
+    choices = base._hints(Objective)["noise"]
+    wrong = IMPORTS + "add_table(make_table('a', '', {'b': {'model.d_modell': 1}}))\n"
+    with pytest.raises(SettingError, match="d_modell"):
+        loads(my=added + wrong)
+    assert base._hints(Objective)["noise"] == choices
+    for settings in ({"objective.noise": "odd"}, {"model.mlp.activation": "bent"}):
+        with pytest.raises(SettingError, match="odd|bent"):
+            build(registry.BASELINE_ROW, "nano", settings)
+    assert "odd" not in base._ADDED.get((Objective, "noise"), {})
+    assert tmp_path / "my.py" not in plugins._MODULE_OF_ENTRY.values()
+    loads(mine=added)  # under another name it is accepted
+    assert build(registry.BASELINE_ROW, "nano", {"objective.noise": "odd"}).objective.noise == "odd"
 
 
 def test_a_finished_run_of_another_module_is_said_to_be_one(loads, tmp_path):
