@@ -301,13 +301,13 @@ def _exp(nats: float) -> float:
 
 
 class Likelihood(NamedTuple):
-    """The log-likelihood of texts under a model."""
+    """The negative log-likelihood of texts under a model, and the units to normalise it by."""
 
     nats: float  # minus the log-probability, summed; of masked diffusion, an upper bound
     tokens: int  # scored
     words: int  # of the texts, separated by white space
     bytes: int  # of the texts, as UTF-8
-    # of ``nats``, where they are a bound that is estimated from random masks; None: they are exact
+    # variance of ``nats``, if they are a bound that is estimated from random masks; None: they are exact
     variance: float | None = None
 
     @property

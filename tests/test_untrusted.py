@@ -3,6 +3,7 @@ memory.
 """
 
 import ast
+import base64
 import copy
 import json
 import os
@@ -384,9 +385,12 @@ def test_nothing_runs_or_unpickles_what_it_reads():
     assert not {path: names for path, names in found.items() if names}
 
 
-def replaced(pattern, content, times):
-    steps = [{"type": "Replace", "pattern": pattern, "content": content}] * times
-    return {"normalizer": {"type": "Sequence", "normalizers": steps}}
+def in_sequence(*steps):
+    return {"normalizer": {"type": "Sequence", "normalizers": [*steps]}}
+
+
+def replacements(pattern, content, times):
+    return [{"type": "Replace", "pattern": pattern, "content": content}] * times
 
 
 def framed(ids, pieces):
@@ -402,17 +406,27 @@ def framed(ids, pieces):
     }
 
 
+def mapped(length, times):
+    charsmap = base64.b64encode(bytes(4) + b"a" * length + b"\0").decode()  # no trie, and one replacement
+    return [{"type": "Precompiled", "precompiled_charsmap": charsmap}] * times
+
+
 @pytest.mark.parametrize(
     "part, message",
     [
         (
-            replaced({"String": "a"}, "a" * 1_000, 5),
+            in_sequence(*replacements({"String": "a"}, "a" * 1_000, 5)),
             r"make a text up to 1e\+15 times longer; at most 100",
         ),
-        (replaced({"Regex": ""}, "ab", 9), "times longer"),
+        (in_sequence(*replacements({"Regex": ""}, "ab", 9)), "times longer"),
         (framed(30_000, 30_000), "adds 900000000 characters or ids to a text"),
         ({"normalizer": {"type": "Prepend", "prepend": "a" * 10**6}}, "adds 1000000 characters"),
         ({"normalizer": {"type": "Replace", "pattern": 7}}, "has a malformed 'Replace'"),
+        (in_sequence(*mapped(999, 2)), r"make a text up to 9.98e\+05 times longer; at most 1000"),
+        (
+            in_sequence(*replacements({"String": "a"}, "a" * 100, 1), *mapped(999, 1)),
+            r"make a text up to 9.99e\+04 times longer; at most 1000",
+        ),
     ],
 )
 def test_a_tokenizer_that_would_fill_the_memory_is_refused_before_it_is_made(part, message, tmp_path):

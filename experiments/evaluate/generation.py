@@ -267,5 +267,5 @@ def _infilled(run: "Trained", text: str, top: int) -> Iterator[str]:
 
 
 def percentage(share: float) -> str:
-    """Return ``"12.3%"``, and with an exponent what that would round to nothing."""
+    """Return a share as a percentage such as ``"12.3%"``; below 0.1 % it has an exponent: ``"9e-02%"``."""
     return f"{share:.1%}" if share >= 0.001 or not share else f"{100 * share:.0e}%"

@@ -168,8 +168,10 @@ def score_by_network(
     if masking is not None and trained.stage.settings.objective.corruption.loss_weights is not None:
         bounds = continuation_bounds(trained.model, pairs, trained.put, masking, scoring.draws)
         log_probs = -bounds.nats
+        for result in results:  # also of a text without tokens, which has no windows
+            result["variance"] = 0.0
         for number, variance in zip(owners, bounds.variances.tolist(), strict=True):
-            results[number]["variance"] = results[number].get("variance", 0.0) + variance
+            results[number]["variance"] += variance
     else:
         log_probs = continuation_log_probs(trained.model, pairs, trained.put, masking)
     for number, log_prob, (_, scored) in zip(owners, log_probs.tolist(), pairs, strict=True):

@@ -8,8 +8,9 @@ but a bound: the negative evidence lower bound (NELBO). With a mask for each tok
 where k is uniform in 1..n and S is any set of k tokens (Hoogeboom et al. 2022, equation 4). It is the bound
 of Sahoo et al. 2024 (MDLM, equation 11), where each token is masked with probability t, t is uniform in (0,
 1], and the weight is 1/t (Ou et al. 2024; Nie et al. 2025, appendix A: this form has the lower variance). The
-bound is the mean over all orders of the log-probability of predicting the tokens one by one in that order; if
-the predictions are the conditional probabilities of one distribution, it equals -log p(x | c).
+bound is the mean, over all orders of the tokens, of minus the log-probability of predicting them one by one
+in that order; if the predictions are the conditional probabilities of one distribution, it equals
+-log p(x | c).
 
 The expectation is estimated: k is stratified, with two sets in each stratum, whose difference tells the
 variance of the estimate. The probability of the mask itself is set to 0 before the softmax (Sahoo et al.

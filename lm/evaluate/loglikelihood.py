@@ -175,9 +175,9 @@ def documents_log_prob(
 def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Request]:
     """Yield requests that together score every token of a text once.
 
-    Without a start token the first token of the text is not scored, and each window keeps a token of context,
-    whatever the stride. Raises SettingError for a stride that is not from 1 to the length of the window, and
-    for a window of one token if that token has to be context.
+    A decoder without a start token cannot score the first token of the text, and keeps at least one token of
+    context in each window, whatever the stride. Raises SettingError for a stride that is not from 1 to the
+    length of the window, and for a window of one token if that token has to be context.
     """
     needs_context = config.special.start is None and not config.has_encoder
     if not 0 < window.stride <= window.length:

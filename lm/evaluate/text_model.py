@@ -195,8 +195,8 @@ class TextModel:
 def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Request]:
     """Yield (context, continuation) pairs in which every token is scored once.
 
-    The first has ``prefix`` as its context. The last one is as full as the others, with tokens that were
-    scored before as its context; every context has at least one token.
+    The context of the first pair is ``prefix``, which may be empty. Every later context has at least one
+    token. That of the last pair may have more, which were scored before, so that its window is full too.
     """
     if len(ids):
         yield prefix, ids[:length]
@@ -208,7 +208,8 @@ def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Re
 def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
     """Return the decoding settings of a request, and the seed; raise SettingError for unknown settings.
 
-    Their names, defaults and rules of beam search are those of transformers.
+    The default length is that of lm-evaluation-harness. The other defaults and the rules of beam search are
+    those of transformers, but a temperature above 0 samples without ``do_sample`` too.
     """
     known = {*LENGTH_NAMES, *SAMPLING, "until"}
     if unknown := sorted(settings.keys() - known):

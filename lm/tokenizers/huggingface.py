@@ -63,8 +63,9 @@ UNPROMPTABLE = ("bos", "eos", "unk", "sep", "pad", "cls")  # special tokens that
 
 # Limits of a tokenizer.json, which is not trusted
 MAX_FILE_BYTES = 1 << 28  # the largest published ones have 40 MB [bytes]
-MAX_GROWTH = 100  # factor by which all replacements together may lengthen a text; published ones: 3
-# what may be added before a text or replace one character [characters], or be put around a text [ids]
+MAX_GROWTH = 100  # factor by which all `Replace` components together may lengthen a text; published ones: 3
+MAX_MAPPED_GROWTH = 1_000  # factor with maps of characters (`Precompiled`) too; a map of NFKC alone: 18
+# what may be added before a text or replace a match [characters], or be put around a text [ids]
 MAX_ADDED = 1_000
 
 
@@ -491,21 +492,24 @@ def as_setting_error(path: Path) -> Iterator[None]:
 def check_tokenizer_json(path: Path) -> None:
     """Raise SettingError for a tokenizer.json that could take unbounded time or memory, before it is loaded.
 
-    Checked are the size of the file, how much its replacements may lengthen a text, and how many characters
-    or ids it adds: a text may not become a thousand times longer, nor get a million ids around it.
+    Checks the size of the file, the factor by which all replacements together may lengthen a text (at most
+    MAX_GROWTH, or MAX_MAPPED_GROWTH with maps of characters), and how many characters or ids each component
+    adds (at most MAX_ADDED).
     """
     if (size := path.stat().st_size) > MAX_FILE_BYTES:
         raise SettingError(f"{path} has {size} bytes; a tokenizer has {MAX_FILE_BYTES} at most")
-    growth, added = 1.0, 0
+    growth, mapped_growth, added = 1.0, 1.0, 0
     for component in _components(parse_json(path.read_bytes(), path)):
         try:
             growth *= _growth_bound(component)
+            mapped_growth *= _mapped_growth_bound(component)
             added = max(added, _addition_bound(component))
         except (AttributeError, TypeError, ValueError, OverflowError, KeyError) as error:
             raise SettingError(f"{path} has a malformed {component.get('type')!r}: {error!r:.200}") from error
-    if growth > MAX_GROWTH:
-        times = f"up to {growth:.3g} times longer; at most {MAX_GROWTH}"
-        raise SettingError(f"{path}: its replacements make a text {times}")
+    for factor, limit in ((growth, MAX_GROWTH), (growth * mapped_growth, MAX_MAPPED_GROWTH)):
+        if factor > limit:
+            times = f"up to {factor:.3g} times longer; at most {limit}"
+            raise SettingError(f"{path}: its replacements make a text {times}")
     if added > MAX_ADDED:
         raise SettingError(f"{path}: it adds {added} characters or ids to a text; at most {MAX_ADDED}")
 
@@ -525,7 +529,7 @@ def _components(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth_bound(component: dict[str, Any]) -> float:
-    """Return by which factor a component may lengthen a text at most."""
+    """Return by which factor a component may lengthen a text at most, if it is a ``Replace``; else 1."""
     if component["type"] != "Replace":
         return 1.0
     pattern, content = component["pattern"], component["content"]
@@ -534,16 +538,24 @@ def _growth_bound(component: dict[str, Any]) -> float:
     return len(content) + 1.0  # a regular expression may match between all characters
 
 
+def _mapped_growth_bound(component: dict[str, Any]) -> float:
+    """Return by which factor a component may lengthen a text at most, if it is a map of characters; else 1.
+
+    A ``Precompiled`` map replaces one or more characters by at most its longest replacement.
+    """
+    if component["type"] != "Precompiled" or not component["precompiled_charsmap"]:
+        return 1.0
+    charsmap = base64.b64decode(component["precompiled_charsmap"])
+    trie_bytes = int.from_bytes(charsmap[:4], "little")
+    replacements = charsmap[4 + trie_bytes :].split(b"\0")
+    return max(1.0, *(len(text.decode(errors="replace")) for text in replacements))
+
+
 def _addition_bound(component: dict[str, Any]) -> int:
     """Return how many characters or ids a component may add to a text at most."""
     if component["type"] == "TemplateProcessing":
         counts = {name: len(token["ids"]) for name, token in component["special_tokens"].items()}
         items = [*component["single"], *component["pair"]]
         return sum(counts.get(item["SpecialToken"]["id"], 0) for item in items if "SpecialToken" in item)
-    if component["type"] == "Precompiled" and component["precompiled_charsmap"]:
-        charsmap = base64.b64decode(component["precompiled_charsmap"])
-        trie_bytes = int.from_bytes(charsmap[:4], "little")
-        replacements = charsmap[4 + trie_bytes :].split(b"\0")
-        return max(map(len, replacements), default=0)
     texts = (component.get(key) for key in ("prepend", "content"))
     return max((len(text) for text in texts if isinstance(text, str)), default=0)

@@ -346,8 +346,10 @@ def train_sentencepiece(
 ) -> Path:
     """Train a SentencePiece model of ``size`` pieces, write it to ``path`` and return ``path``.
 
-    It is trained on the first of ``texts``, deterministically, and written with a checksum. As in T5,
-    normalisation is nmt_nfkc and unknown characters have id 2; 94 required characters cover all of ASCII.
+    It is trained on the first ``size`` * TRAINING_CHARACTERS_PER_TOKEN characters of ``texts``,
+    deterministically, and written with a checksum. As in T5, normalisation is nmt_nfkc and unknown characters
+    have id 2. Unless the vocabulary is too small (MIN_PIECES_PER_REQUIRED_CHARACTER), the letters, digits and
+    punctuation of ASCII become pieces even if the text lacks them.
     With ``unknown="bytes"`` (byte fallback) 256 of the pieces are bytes, so that any other character that
     normalisation leaves can be encoded and decoded, and id 2 never occurs. SettingError if ``size`` does not
     suit the text.

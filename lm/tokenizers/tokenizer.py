@@ -73,7 +73,10 @@ class Tokenizer(abc.ABC):
     @property
     @abc.abstractmethod
     def vocab(self) -> Mapping[str, int]:
-        """Return the id of every token; special tokens are included in published tokenizers only."""
+        """Return the id of every token.
+
+        Of tokenizers trained here it leaves out the sentinels, and of bytes all special tokens.
+        """
 
     @property
     @abc.abstractmethod
@@ -144,7 +147,11 @@ class Tokenizer(abc.ABC):
         return [token for token in (begin, *ids, end) if token is not None]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of a prompt, in which ``[MASK]`` and ``<extra_id_k>`` are special tokens."""
+        """Return the ids of a prompt, in which ``[MASK]`` and ``<extra_id_k>`` are special tokens.
+
+        A tokenizer without a mask leaves ``[MASK]`` out (``HFTokenizer`` encodes it as text); an
+        ``<extra_id_k>`` that it lacks is encoded as text.
+        """
         return self.encode_replacing_masks(text, [self.mask] * text.count(MASK))
 
     def encode_replacing_masks(self, text: str, replacements: Sequence[int | None]) -> list[int]:

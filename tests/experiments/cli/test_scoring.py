@@ -20,7 +20,7 @@ from experiments.cli.convert import export_checkpoint
 from experiments.cli.data_tasks import data_tasks
 from experiments.cli.draw import write_picture
 from experiments.cli.generate import GAP, generate
-from experiments.evaluate import generation
+from experiments.evaluate import generation, likelihood
 from experiments.evaluate.generation import Filling, fill_gaps
 from experiments.evaluate.likelihood import (
     Scoring,
@@ -639,6 +639,20 @@ def test_masked_diffusion_has_a_bound_with_an_interval_for_any_text(runs, capsys
     assert "A bound" in capsys.readouterr().out
     scores = [json.loads(line) for line in out.read_text().splitlines()]
     assert all(score["variance"] > 0 and score["bits_per_byte_interval"] > 0 for score in scores)
+
+
+def test_a_text_without_tokens_has_a_bound_of_no_bits_without_error(runs, capsys, tmp_path, monkeypatch):
+    folder, *_ = run_of(runs, "diffusion", DIFFUSION)
+    # SentencePiece, unlike bytes, has no token for a space of no width.
+    monkeypatch.setattr(likelihood, "encode_line", lambda tokens, text: tokens.encode(text.strip("\u200b")))
+    file, out = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+    file.write_text("the cat\n\u200b\n")
+    score_texts(folder, str(file), out, Scoring(draws=2))
+    text, empty = [json.loads(line) for line in out.read_text().splitlines()]
+    assert text["tokens"] > 0 and text["variance"] > 0
+    assert (empty["tokens"], empty["log_prob"], empty["variance"]) == (0, 0, 0)
+    assert empty["bits_per_byte_interval"] == 0 and empty["perplexity"] is None
+    assert "A bound" in capsys.readouterr().out
 
 
 def test_masked_diffusion_continues_a_prompt_by_as_many_masks_as_it_may_write(runs, capsys, monkeypatch):
