@@ -72,11 +72,12 @@ def continuation_bounds(
         numbers = range(first, min(first + REQUESTS_AT_ONCE, len(requests)))
         rows = [row for n in numbers for row in _masked_rows(model.config, requests[n], n, masking, draws)]
         lengths = np.array([(len(row.tokens), 0, len(row.tokens)) for row in rows]).reshape(-1, 3)
-        program = partial(_weighted_losses, mask=masking.mask)
-        losses = np.array(run_batched(program, model, rows, lengths, shard_batch, _make_batch))
+        score_batch = partial(_weighted_losses, mask=masking.mask)
+        losses = np.array(run_batched(score_batch, model, rows, lengths, shard_batch, _make_batch))
         pairs = losses.reshape(len(numbers), draws // 2, 2)
         nats[first : numbers.stop] = pairs.mean(axis=(1, 2))
-        # The variance of the mean of a pair is (a - b)^2 / 4, and that of the mean of strata as much less.
+        # The variance of the mean of a pair is estimated by (a - b)^2 / 4. The mean over m strata has the sum
+        # of these divided by m^2.
         differences = pairs[:, :, 0] - pairs[:, :, 1]
         variances[first : numbers.stop] = (differences**2).sum(1) / 4 / (draws // 2) ** 2
     return Bounds(nats, variances)
@@ -100,7 +101,10 @@ def documents_bound(
     for ids in documents:
         text = [*masking.end, *ids]
         for number, request in enumerate(windows(text, window, model.config)):
-            requests.append(request if number else (text[:begin], text[begin : window.length]))
+            if number == 0:  # ``windows`` scores ``masking.end``, which is the context instead
+                requests.append((text[:begin], text[begin : window.length]))
+            else:
+                requests.append(request)
     return continuation_bounds(model, requests, shard_batch, masking, draws)
 
 

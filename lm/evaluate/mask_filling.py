@@ -93,8 +93,8 @@ def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int
 def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask: int) -> Array:
     """Fill every mask by Gibbs sampling (Wang and Cho 2019); returns the text, int32 [B,S].
 
-    Each pass visits all positions that were masked at first, one by one, in a random order for each row and
-    pass: the position is masked again, and its token is sampled from the model's prediction. If the
+    Each round visits all positions that were masked at first, one by one, in a random order for each row and
+    round: the position is masked again, and its token is sampled from the model's prediction. If the
     predictions are the conditional probabilities of one joint distribution, the samples converge to it. The
     same ``key`` gives the same text.
     """
@@ -106,13 +106,13 @@ def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask
         turn = step % visits
         shuffled = jax.random.uniform(jax.random.fold_in(key, 2 * (step // visits)), to_fill.shape)
         position = jnp.argsort(jnp.where(to_fill, shuffled, jnp.inf), axis=-1)[:, turn]
-        here = (jnp.arange(to_fill.shape[1])[None] == position[:, None]) & (turn < count)[:, None]
-        inputs = _with_encoder_tokens(batch, jnp.where(here, mask, tokens))
+        is_visited = (jnp.arange(to_fill.shape[1])[None] == position[:, None]) & (turn < count)[:, None]
+        inputs = _with_encoder_tokens(batch, jnp.where(is_visited, mask, tokens))
         logits = jnp.take_along_axis(_predict(model, inputs, mask), position[:, None, None], axis=1)[:, 0]
         drawn = jax.random.categorical(
             jax.random.fold_in(key, 2 * step + 1), logits.at[:, mask].set(-jnp.inf)
         )
-        return jnp.where(here, drawn[:, None], tokens).astype(jnp.int32)
+        return jnp.where(is_visited, drawn[:, None], tokens).astype(jnp.int32)
 
     tokens = jnp.asarray(batch.side("encoder").tokens, jnp.int32)
     return jax.lax.fori_loop(0, iterations * visits, visit, tokens)
@@ -226,9 +226,9 @@ def most_confident_first(
             predicted = logits.argmax(-1)
         probabilities = jnp.take_along_axis(jax.nn.softmax(logits), predicted[..., None], axis=-1)[..., 0]
         is_mask = to_fill & (tokens == mask)
-        remaining = count * (iterations - 1 - step) // iterations
+        num_left = count * (iterations - 1 - step) // iterations
         rank = jnp.argsort(jnp.argsort(jnp.where(is_mask, probabilities, jnp.inf), axis=-1), axis=-1)
-        return jnp.where(is_mask & (rank >= remaining[:, None]), predicted, tokens).astype(jnp.int32)
+        return jnp.where(is_mask & (rank >= num_left[:, None]), predicted, tokens).astype(jnp.int32)
 
     tokens = jnp.asarray(batch.side("encoder").tokens, jnp.int32)
     return jax.lax.fori_loop(0, iterations, predict, tokens)

@@ -104,16 +104,16 @@ class PretrainedTokenizer(Tokenizer):
             return next((self.vocab[token] for token in spellings if token in self.vocab), None)
 
         return {
-            role: first_id((*self._config_tokens(role), *spellings, *self._other_tokens(role)))
+            role: first_id((*self._preferred_spellings(role), *spellings, *self._fallback_spellings(role)))
             for role, spellings in SPECIAL_TOKEN_SPELLINGS.items()
         }
 
-    def _config_tokens(self, _role: str) -> tuple[str, ...]:
-        """Return the token that tokenizer_config.json names for a role such as "mask", as a tuple, or ()."""
+    def _preferred_spellings(self, _role: str) -> tuple[str, ...]:
+        """Return the spelling of a role, such as "mask", that is tried before the usual ones, or ()."""
         return ()
 
-    def _other_tokens(self, _role: str) -> tuple[str, ...]:
-        """Return the token for a role of which the vocabulary has none of the usual spellings, or ()."""
+    def _fallback_spellings(self, _role: str) -> tuple[str, ...]:
+        """Return the spelling of a role that is tried after the usual ones, or ()."""
         return ()
 
     @functools.cached_property
@@ -173,15 +173,16 @@ class HFTokenizer(PretrainedTokenizer):
     def vocab(self) -> Mapping[str, int]:
         return self.backend.get_vocab(with_added_tokens=True)
 
-    def _config_tokens(self, role: str) -> tuple[str, ...]:
+    def _preferred_spellings(self, role: str) -> tuple[str, ...]:
         if role in ("pad", "eos"):  # a causal model may be given another EOS
             return ()
-        return self._named_tokens(role)
+        return self._spelling_in_config(role)
 
-    def _other_tokens(self, role: str) -> tuple[str, ...]:
-        return self._named_tokens(role) if role == "eos" else ()
+    def _fallback_spellings(self, role: str) -> tuple[str, ...]:
+        return self._spelling_in_config(role) if role == "eos" else ()
 
-    def _named_tokens(self, role: str) -> tuple[str, ...]:
+    def _spelling_in_config(self, role: str) -> tuple[str, ...]:
+        """Return the spelling that tokenizer_config.json names for a role, or ()."""
         token = _token_content(json.loads(self.config).get(f"{role}_token"))
         return (token,) if isinstance(token, str) else ()
 
@@ -246,9 +247,9 @@ class HFTokenizer(PretrainedTokenizer):
             return self.encode(text)
         parts, names = special.split(text), special.findall(text)
         for index, name in enumerate(names):  # a token may take the blanks beside it, as RoBERTa's mask does
-            if name in self._blank_takers[0]:
+            if name in self._strips_left:
                 parts[index] = parts[index].rstrip()
-            if name in self._blank_takers[1]:
+            if name in self._strips_right:
                 parts[index + 1] = parts[index + 1].lstrip()
         ids = self.encode(parts[0])
         for name, following in zip(names, parts[1:], strict=True):
@@ -256,11 +257,16 @@ class HFTokenizer(PretrainedTokenizer):
         return ids
 
     @functools.cached_property
-    def _blank_takers(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the tokens that take the blanks before them, and those that take the blanks after."""
+    def _strips_left(self) -> frozenset[str]:
+        """Return the added tokens that take the blanks before them."""
         added = self.backend.get_added_tokens_decoder().values()
-        before = frozenset(token.content for token in added if token.lstrip)
-        return before, frozenset(token.content for token in added if token.rstrip)
+        return frozenset(token.content for token in added if token.lstrip)
+
+    @functools.cached_property
+    def _strips_right(self) -> frozenset[str]:
+        """Return the added tokens that take the blanks after them."""
+        added = self.backend.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.rstrip)
 
     def _spell_mask(self, text: str) -> str:
         """Return ``text`` with MASK replaced by the tokenizer's own spelling of the mask."""
@@ -374,7 +380,7 @@ class PretrainedSentencePieceTokenizer(PretrainedTokenizer):
 
     def export_files_with(self, template: SpecialTokenTemplate) -> Mapping[str, bytes]:
         if self.cls is not None and template.prefix == (self.cls,):
-            return self.files()  # an encoder's, around whose texts its class of transformers puts these too
+            return self.files()  # transformers' class for this encoder puts the same tokens around a text
         raise SettingError(
             f"{self.path.name} cannot say which special tokens the head has read around a text: put a "
             "tokenizer.json beside it"

@@ -17,7 +17,7 @@ import numpy as np
 
 PAD, EOS, UNK = 0, 1, 2  # ids of the tokenizers trained here, as in T5
 MASK = "[MASK]"  # how a user writes the mask, however the tokenizer spells it
-CLS = "[CLS]"  # how the token is shown that begins what an encoder reads
+CLS = "[CLS]"  # how the first token of an encoder's row is shown
 METASPACE = "\u2581"  # how SentencePiece writes the space before a word
 # the algorithms that can be trained here: unigram language model [Kudo 2018], byte-pair encoding [Sennrich et
 # al. 2016], and WordPiece, whose ##X continues a word [Schuster and Nakajima 2012]
@@ -48,9 +48,9 @@ class SpecialTokenTemplate(NamedTuple):
     prefix: tuple[int, ...]
     separator: tuple[int, ...]  # between the texts of a pair
     suffix: tuple[int, ...]
-    second_type: int  # token type of the second text
+    second_token_type: int  # token type of the second text
     # token type of the last special token, if other than that of the text before it (XLNet)
-    last_type: int | None = None
+    last_token_type: int | None = None
 
 
 class Tokenizer(abc.ABC):
@@ -104,7 +104,10 @@ class Tokenizer(abc.ABC):
 
     @property
     def unusable_sentinels(self) -> str:
-        """Return why tokens spelled as sentinels are none, for a message; "" unless there are such tokens."""
+        """Return why the tokens ``<extra_id_k>`` of the vocabulary cannot serve as sentinels, for a message.
+
+        "" if there are no such tokens, or if they can.
+        """
         return ""
 
     @property
