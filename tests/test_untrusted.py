@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from paths import FILES, GOLDEN
 from trained_tokenizers import TEXTS, byte_pairs
 
-from experiments.evaluate.tasks import Rows, score_file
+from experiments.evaluate.tasks import RowSelection, score_file
 from experiments.runs.paths import load_settings
 from experiments.study.experiment import BASELINE, Experiment
 from lm.c4 import pages
@@ -358,7 +358,7 @@ def test_answers_of_any_kind_are_scored_or_refused(tmp_path, count):
         lambda lines: "\n".join(map(json.dumps, lines)).encode()
     )
     contents = two | broken(b'"Ann ran."\n{"prediction": "Bea"}\n') | st.just(b"[" * 100_000)
-    fuzz(2 * count, path, contents, lambda: score_file(path, "cnn_dailymail", Rows(runs=tmp_path)))
+    fuzz(2 * count, path, contents, lambda: score_file(path, "cnn_dailymail", RowSelection(runs=tmp_path)))
 
 
 def dangerous(node):
