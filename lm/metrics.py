@@ -162,7 +162,7 @@ def macro_f1(classes: int) -> Metric:
     return metric
 
 
-def _constant(targets: Sequence[Any], predictions: Sequence[Any]) -> Undefined | None:
+def _undefined_if_constant(targets: Sequence[Any], predictions: Sequence[Any]) -> Undefined | None:
     """Return why there is no correlation, if the targets or the predictions are constant; else None."""
     for name, values in (("targets", targets), ("predictions", predictions)):
         if len({*values}) < 2:
@@ -186,8 +186,8 @@ def matthews(targets: Sequence[int], predictions: Sequence[int]) -> Value:
 def _correlation(name: str, targets: Sequence[float], predictions: Sequence[float]) -> Value:
     import scipy.stats
 
-    predictions = [number(prediction) for prediction in predictions]
-    if undefined := _constant(targets, predictions):
+    predictions = [parse_number(prediction) for prediction in predictions]
+    if undefined := _undefined_if_constant(targets, predictions):
         return undefined
     return 100 * float(getattr(scipy.stats, name)(targets, predictions).statistic)
 
@@ -204,7 +204,7 @@ def spearman(targets: Sequence[float], predictions: Sequence[float]) -> Value:
     return _correlation("spearmanr", targets, predictions)
 
 
-def number(prediction: Any) -> float:
+def parse_number(prediction: Any) -> float:
     """Return a prediction, a number or a text, as a number; -1 for infinity, NaN and other texts, as in T5.
 
     A single NaN would make the correlation NaN.
@@ -301,13 +301,13 @@ def _exp(nats: float) -> float:
 
 
 class Likelihood(NamedTuple):
-    """The log-likelihood of texts under a model."""
+    """The negative log-likelihood of texts under a model, and the units to normalise it by."""
 
     nats: float  # minus the log-probability, summed; of masked diffusion, an upper bound
     tokens: int  # scored
     words: int  # of the texts, separated by white space
     bytes: int  # of the texts, as UTF-8
-    # of ``nats``, where they are a bound that is estimated from random masks; None: they are exact
+    # variance of ``nats``, if they are a bound that is estimated from random masks; None: they are exact
     variance: float | None = None
 
     @property

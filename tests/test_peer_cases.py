@@ -107,7 +107,7 @@ ADAPTERS = {
     "t5.postprocessors.string_label_to_class_id": lambda string_label, label_classes: class_from_text(
         label_classes
     )(string_label, {}),
-    "t5.postprocessors.string_to_float": lambda string: metrics.number(string),
+    "t5.postprocessors.string_to_float": lambda string: metrics.parse_number(string),
     "t5.qa_utils.normalize_squad": lambda answer: metrics.normalise_answer(answer),
     "t5.qa_utils.qa_metrics": partial(peers.metric, **SQUAD),
     "t5.metrics.squad": partial(peers.metric, **SQUAD),

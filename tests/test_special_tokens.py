@@ -113,7 +113,9 @@ def test_an_exported_vocabulary_puts_the_special_tokens_of_a_head_around_texts(n
 def test_the_last_special_token_may_have_a_type_of_its_own(tmp_path):
     """As in XLNet, whose texts end with <sep> <cls>."""
     given = load_pretrained_tokenizer(published.write("bert", tmp_path / "bert"), 400)
-    template = SpecialTokenTemplate((), (given.sep,), (given.sep, given.cls), second_type=1, last_type=2)
+    template = SpecialTokenTemplate(
+        (), (given.sep,), (given.sep, given.cls), second_token_type=1, last_token_type=2
+    )
     for file, contents in given.export_files_with(template).items():
         (tmp_path / file).write_bytes(contents)
     again = load_pretrained_tokenizer(tmp_path, 400)

@@ -3,6 +3,7 @@ memory.
 """
 
 import ast
+import base64
 import copy
 import json
 import os
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from paths import FILES, GOLDEN
 from trained_tokenizers import TEXTS, byte_pairs
 
-from experiments.evaluate.tasks import Rows, score_file
+from experiments.evaluate.tasks import RowSelection, score_file
 from experiments.runs.paths import load_settings
 from experiments.study.experiment import BASELINE, Experiment
 from lm.c4 import pages
@@ -357,7 +358,7 @@ def test_answers_of_any_kind_are_scored_or_refused(tmp_path, count):
         lambda lines: "\n".join(map(json.dumps, lines)).encode()
     )
     contents = two | broken(b'"Ann ran."\n{"prediction": "Bea"}\n') | st.just(b"[" * 100_000)
-    fuzz(2 * count, path, contents, lambda: score_file(path, "cnn_dailymail", Rows(runs=tmp_path)))
+    fuzz(2 * count, path, contents, lambda: score_file(path, "cnn_dailymail", RowSelection(runs=tmp_path)))
 
 
 def dangerous(node):
@@ -384,9 +385,12 @@ def test_nothing_runs_or_unpickles_what_it_reads():
     assert not {path: names for path, names in found.items() if names}
 
 
-def replaced(pattern, content, times):
-    steps = [{"type": "Replace", "pattern": pattern, "content": content}] * times
-    return {"normalizer": {"type": "Sequence", "normalizers": steps}}
+def in_sequence(*steps):
+    return {"normalizer": {"type": "Sequence", "normalizers": [*steps]}}
+
+
+def replacements(pattern, content, times):
+    return [{"type": "Replace", "pattern": pattern, "content": content}] * times
 
 
 def framed(ids, pieces):
@@ -402,17 +406,27 @@ def framed(ids, pieces):
     }
 
 
+def mapped(length, times):
+    charsmap = base64.b64encode(bytes(4) + b"a" * length + b"\0").decode()  # no trie, and one replacement
+    return [{"type": "Precompiled", "precompiled_charsmap": charsmap}] * times
+
+
 @pytest.mark.parametrize(
     "part, message",
     [
         (
-            replaced({"String": "a"}, "a" * 1_000, 5),
+            in_sequence(*replacements({"String": "a"}, "a" * 1_000, 5)),
             r"make a text up to 1e\+15 times longer; at most 100",
         ),
-        (replaced({"Regex": ""}, "ab", 9), "times longer"),
+        (in_sequence(*replacements({"Regex": ""}, "ab", 9)), "times longer"),
         (framed(30_000, 30_000), "adds 900000000 characters or ids to a text"),
         ({"normalizer": {"type": "Prepend", "prepend": "a" * 10**6}}, "adds 1000000 characters"),
         ({"normalizer": {"type": "Replace", "pattern": 7}}, "has a malformed 'Replace'"),
+        (in_sequence(*mapped(999, 2)), r"make a text up to 9.98e\+05 times longer; at most 1000"),
+        (
+            in_sequence(*replacements({"String": "a"}, "a" * 100, 1), *mapped(999, 1)),
+            r"make a text up to 9.99e\+04 times longer; at most 1000",
+        ),
     ],
 )
 def test_a_tokenizer_that_would_fill_the_memory_is_refused_before_it_is_made(part, message, tmp_path):

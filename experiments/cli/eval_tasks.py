@@ -5,10 +5,10 @@ from typing import Annotated
 
 import tyro
 
-from experiments.evaluate.tasks import Rows, score_file, score_run
+from experiments.evaluate.tasks import RowSelection, score_file, score_run
 from lm.config.base import SettingError
 
-ALL_ROWS = Rows()
+ALL_ROWS = RowSelection()
 
 
 def eval_tasks(
@@ -17,7 +17,7 @@ def eval_tasks(
     /,
     mixture: str = "",
     prompt_length: int = 0,
-    rows: Annotated[Rows, tyro.conf.arg(name="")] = ALL_ROWS,
+    rows: Annotated[RowSelection, tyro.conf.arg(name="")] = ALL_ROWS,
 ) -> None:
     """Score a run or an imported checkpoint on tasks.
 
@@ -41,7 +41,7 @@ def eval_tasks(
 
 
 def eval_predictions(
-    predictions: Path, task: str, /, rows: Annotated[Rows, tyro.conf.arg(name="")] = ALL_ROWS
+    predictions: Path, task: str, /, rows: Annotated[RowSelection, tyro.conf.arg(name="")] = ALL_ROWS
 ) -> None:
     """Score predictions that any program made.
 

@@ -25,7 +25,8 @@ BEAM_OPTIONS = {"beams", "length_penalty"}  # of ``Decoding``
 
 
 PassesName = Literal["mask-predict", "gibbs", "metropolis-hastings", "ancestral", "confidence"]
-SAMPLING: tuple[PassesName, ...] = ("gibbs", "metropolis-hastings", "ancestral")  # another text each time
+# those that give another text for each seed
+SAMPLING_PASSES: tuple[PassesName, ...] = ("gibbs", "metropolis-hastings", "ancestral")
 
 
 @dataclass(frozen=True)
@@ -137,18 +138,18 @@ def is_masked_diffusion(run: Path) -> bool:
     from experiments.runs.paths import load_settings
 
     experiment = load_settings(run)
-    bounds = experiment.objective.corruption.loss_weights is not None
-    return experiment.model.architecture == "encoder" and bounds
+    has_diffusion_loss = experiment.objective.corruption.loss_weights is not None
+    return experiment.model.architecture == "encoder" and has_diffusion_loss
 
 
 def count_written(tokens: np.ndarray, eos: int | None) -> int:
-    """The tokens of answers [B,max_length] up to and with the first EOS; without one, all."""
+    """Return the number of tokens in answers [B,max_length]: of each up to and with its first EOS, or all."""
     ends = tokens == eos
     return int(np.where(ends.any(1), ends.argmax(1) + 1, tokens.shape[1]).sum())
 
 
 def _writer(decoding: Decoding, seed: int) -> Callable:
-    """(model, batch) -> the best answers, int32 [B,max_length]."""
+    """Return a function (model, batch) -> the best answers, int32 [B,max_length]."""
     import jax
 
     from lm.evaluate.generate import beam_search, decode
@@ -209,7 +210,7 @@ def _filled_in_passes(
 
     ids, _ = run.encode_gaps(text)
     vocabulary, options = run.vocabulary, {"iterations": filling.iterations, "mask": run.vocabulary.mask}
-    samples = filling.passes in SAMPLING or (filling.passes == "confidence" and temperature > 0)
+    samples = filling.passes in SAMPLING_PASSES or (filling.passes == "confidence" and temperature > 0)
     count = filling.top if samples else 1
     batch, key = run.batch([ids] * count), jax.random.key(seed)
     if filling.passes == "gibbs":
@@ -238,7 +239,8 @@ def _infilled(run: "Trained", text: str, top: int) -> Iterator[str]:
 
     vocabulary, config = run.vocabulary, run.config
     ids, sentinels = run.encode_gaps(text)
-    longest = LONGEST_SPAN * text.count(MASK) + (len(sentinels) if sentinels else len(ids)) + 1
+    num_copied = len(sentinels) if sentinels else len(ids)  # T5 repeats the sentinels, BART the whole text
+    longest = LONGEST_SPAN * text.count(MASK) + num_copied + 1  # with EOS
     longest = min(longest, config.positions.max_length) if config.has_max_length else longest
     searched = min(ANSWERS_PER_TEXT * top, config.vocab_size)
     answers, shares = infill(run.model, run.batch([ids], longest), max_length=longest, k=searched)
@@ -247,8 +249,10 @@ def _infilled(run: "Trained", text: str, top: int) -> Iterator[str]:
     for answer, share in zip(answers[0].tolist(), shares[0].tolist(), strict=True):
         filled = escape(vocabulary.decode(answer))
         if sentinels:
-            known = answer[: answer.index(vocabulary.eos)] if vocabulary.eos in answer else answer
-            spans = sentinel_spans(known, sentinels, vocabulary.vocab_size - vocabulary.num_sentinels)
+            answer_ids = answer
+            if vocabulary.eos in answer:
+                answer_ids = answer[: answer.index(vocabulary.eos)]
+            spans = sentinel_spans(answer_ids, sentinels, vocabulary.vocab_size - vocabulary.num_sentinels)
             words = [vocabulary.decode(span) for span in spans if span is not None]
             if len(words) < len(spans):
                 num_open += 1
@@ -267,5 +271,5 @@ def _infilled(run: "Trained", text: str, top: int) -> Iterator[str]:
 
 
 def percentage(share: float) -> str:
-    """Return ``"12.3%"``, and with an exponent what that would round to nothing."""
+    """Return a share as a percentage such as ``"12.3%"``; below 0.1 % it has an exponent: ``"9e-02%"``."""
     return f"{share:.1%}" if share >= 0.001 or not share else f"{100 * share:.0e}%"

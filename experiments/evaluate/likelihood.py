@@ -33,7 +33,7 @@ ENCODER_DECODER_NOTE = (
     "models running text, and do not compare with a decoder's."
 )
 SHOWN_TEXT = 60  # of a text [characters]
-ELSEWHERE = 512  # longest row for models whose rows in training are not known [tokens]
+IMPORTED_ROW_LENGTH = 512  # longest row for imported models, whose rows in training are not known [tokens]
 CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name of a corpus begins
 
 
@@ -77,7 +77,7 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
         encode = encode_document
         print_line(f"Corpus, as prepared for the run: {cache}")
     else:
-        texts = texts_of(Path(file))
+        texts = read_texts(Path(file))
         encode = encode_line
     if any(stage.is_count_based for stage in stages):
         results = score_by_counts(stages[0], texts, scoring, encode)
@@ -107,7 +107,10 @@ def score_by_counts(
     scoring: Scoring,
     encode: Callable[[Tokenizer, str], list[int]],
 ) -> list[dict[str, Any]]:
-    """Return log-probability and tokens of each continuation by n-grams; a context begins a document."""
+    """Return log-probability and tokens of each continuation by n-grams.
+
+    Each context is read as the beginning of a document.
+    """
     from experiments.runs.kinds.counts import Ngrams, texts_as_counted
     from experiments.runs.vocabulary import stored_vocabulary
     from lm.classical.ngram import token_log_probs
@@ -157,25 +160,27 @@ def score_by_network(
     if trained.config.has_encoder and trained.config.has_decoder and not all(context for context, _ in texts):
         print_line(ENCODER_DECODER_NOTE)
     masking = None if trained.config.has_decoder else Masking.of(trained.vocabulary)
-    pairs: list[Request] = []
-    owners: list[int] = []
-    for number, (context, continuation) in enumerate(texts):
+    requests: list[Request] = []
+    text_indices: list[int] = []
+    for index, (context, continuation) in enumerate(texts):
         scored_ids = encode(trained.vocabulary, continuation)
-        found = list(pairs_of(trained, context, scored_ids, scoring))
-        pairs += found
-        owners += [number] * len(found)
+        text_requests = list(make_requests(trained, context, scored_ids, scoring))
+        requests += text_requests
+        text_indices += [index] * len(text_requests)
     results: list[dict[str, Any]] = [{"log_prob": 0.0, "tokens": 0, "unknown": 0} for _ in texts]
     if masking is not None and trained.stage.settings.objective.corruption.loss_weights is not None:
-        bounds = continuation_bounds(trained.model, pairs, trained.put, masking, scoring.draws)
+        bounds = continuation_bounds(trained.model, requests, trained.put, masking, scoring.draws)
         log_probs = -bounds.nats
-        for number, variance in zip(owners, bounds.variances.tolist(), strict=True):
-            results[number]["variance"] = results[number].get("variance", 0.0) + variance
+        for result in results:  # also of a text without tokens, which has no windows
+            result["variance"] = 0.0
+        for index, variance in zip(text_indices, bounds.variances.tolist(), strict=True):
+            results[index]["variance"] += variance
     else:
-        log_probs = continuation_log_probs(trained.model, pairs, trained.put, masking)
-    for number, log_prob, (_, scored) in zip(owners, log_probs.tolist(), pairs, strict=True):
-        results[number]["log_prob"] += log_prob
-        results[number]["tokens"] += len(scored)
-        results[number]["unknown"] += [*scored].count(trained.vocabulary.unk)
+        log_probs = continuation_log_probs(trained.model, requests, trained.put, masking)
+    for index, log_prob, (_, scored) in zip(text_indices, log_probs.tolist(), requests, strict=True):
+        results[index]["log_prob"] += log_prob
+        results[index]["tokens"] += len(scored)
+        results[index]["unknown"] += [*scored].count(trained.vocabulary.unk)
     return results
 
 
@@ -188,7 +193,7 @@ def corpus_texts(name: str, scoring: Scoring, cache: Path) -> list[tuple[str, st
     return texts
 
 
-def texts_of(file: Path) -> list[tuple[str, str]]:
+def read_texts(file: Path) -> list[tuple[str, str]]:
     """Return (context, continuation) of each line that is not blank.
 
     SettingError for a line with nothing to score, and for a file without lines.
@@ -218,10 +223,10 @@ def texts_of(file: Path) -> list[tuple[str, str]]:
     return texts
 
 
-def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) -> "Iterator[Request]":
-    """Yield ids of a context, as in training, and ids to score after it.
+def make_requests(run: "Trained", context: str, scored: list[int], scoring: Scoring) -> "Iterator[Request]":
+    """Yield the requests that score the ids ``scored`` after a context, which is encoded as in training.
 
-    A text without a context is split into windows.
+    With a context this is one request; a text without a context is scored in windows.
     """
     from experiments.runs.trained import frame
     from lm.evaluate.loglikelihood import Window, windows
@@ -230,9 +235,11 @@ def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) 
     if scoring.end and config.special.eos is not None:
         scored = [*scored, config.special.eos]
     if context:
-        if config.has_decoder:  # which reads the start token by itself
+        if config.has_decoder:
             ids = run.encode(context)
-            yield ids[ids[:1] == [config.special.start] :], scored
+            if ids[:1] == [config.special.start]:  # which scoring adds
+                ids = ids[1:]
+            yield ids, scored
         else:
             yield run.vocabulary.encode_prompt(context), scored
         return
@@ -244,19 +251,21 @@ def pairs_of(run: "Trained", context: str, scored: list[int], scoring: Scoring) 
         length = min(length, config.positions.max_length)
     if not config.has_decoder:
         length -= 2  # for the tokens around an encoder's text
-    yield from windows(scored, Window(length, min(scoring.stride or max(1, length // 2), length)), config)
+    stride = scoring.stride or max(1, length // 2)
+    yield from windows(scored, Window(length, min(stride, length)), config)
 
 
 def trained_length(stage: "Stage") -> int:
-    """Return the length of the rows that a stage was trained on; ELSEWHERE if it was first trained elsewhere.
+    """Return the length of the rows that a stage was trained on.
 
-    Beyond it positions are new to the model: learned ones were never trained.
+    It is IMPORTED_ROW_LENGTH if the model was first trained elsewhere. Beyond it positions are new to the
+    model: learned ones were never trained.
     """
     from lm.data.packing import row_length
 
     settings = stage.settings
     if settings.model.published or settings.start.model:
-        return ELSEWHERE
+        return IMPORTED_ROW_LENGTH
     lengths = stage.lengths
     return max(lengths.inputs, row_length(settings.model.architecture, lengths))
 

@@ -1,9 +1,10 @@
 """Scores on tasks: of a run's models, or of answers in a file."""
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,8 @@ if TYPE_CHECKING:  # with jax, which takes a second
 
 KNOWN = {*TASKS, *LABELLED}
 BATCH_ROWS = 32  # that a model answers in a batch [rows]
-LONGEST_ANSWER = 64  # to a task of no mixture [tokens]
-ANSWERS = {  # that the kinds of tasks take
+LONGEST_ANSWER = 64  # to a task of no mixture, and to any prompt with examples [tokens]
+ANSWER_DESCRIPTIONS = {  # what an answer to each kind of task is
     "text": "a text",
     "span": "a text",
     "regression": "a number",
@@ -52,8 +53,8 @@ ANSWERS = {  # that the kinds of tasks take
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Options of which examples are scored."""
+class RowSelection:
+    """Options that select which rows of a task are scored."""
 
     # split of the data sets, also an expression of TFDS, such as 'validation[:10%]'
     split: str = "validation"
@@ -61,8 +62,8 @@ class Rows:
     # folder in which @NAME is found, and the data; those of a run are found beside the run
     runs: Path = RUNS
 
-    def of(self, task: BaseTask, cache: Path) -> Sequence[Row]:
-        """These rows of a task, whose data lie in ``cache``."""
+    def select(self, task: BaseTask, cache: Path) -> Sequence[Row]:
+        """Return the selected rows of a task, whose data lie in the folder ``cache``."""
         if self.limit < 0:
             raise SettingError(f"--limit {self.limit} should be at least 0; 0 takes all rows")
         rows = task.rows(self.split, cache)
@@ -70,48 +71,53 @@ class Rows:
         return [rows[index] for index in range(min(self.limit or len(rows), len(rows)))]
 
 
-def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows, prompt_length: int = 0) -> None:
+def score_run(
+    folder: Path, names: Sequence[str], mixture: str, selection: RowSelection, prompt_length: int = 0
+) -> None:
     """Print what a run's models score on tasks; answers and scores go to ``scores`` in its folder.
 
-    prompt_length: of TASK@K, the longest; 0: ``model.positions.max_length``, minus room for an answer.
+    prompt_length: the most tokens of the prompt of a task named TASK@K, which has K examples; 0:
+        ``model.positions.max_length``, minus room for an answer.
     """
     from experiments.runs.trained import open_run
     from lm.evaluate.evaluator import write_predictions
 
-    width, prepared = load_settings(folder).tuning.inputs_length, find_cache(folder)
-    lines, written = [], []
-    opened = cache(lambda stage: open_run(folder, [stage]))
+    max_input_length = load_settings(folder).tuning.inputs_length
+    cache = find_cache(folder)
+    lines, score_folders = [], []
+    open_stage = functools.cache(lambda stage: open_run(folder, [stage]))
     members_of_tasks = [find_members(folder, name, mixture) for name in named_tasks(names)]
-    references = [rows.of(task, prepared) for task, _ in members_of_tasks]
-    for (task, _), examples in zip(members_of_tasks, references, strict=True):
+    selected = [selection.select(task, cache) for task, _ in members_of_tasks]
+    for (task, _), examples in zip(members_of_tasks, selected, strict=True):
         if any(map(task.is_labelled, examples)):  # else there are answers and no scores
             task.check_labels(examples)
     for task, members in members_of_tasks:
         check_model_ends_answers(task, members[0])
-    for (task, members), examples in zip(members_of_tasks, references, strict=True):
-        more: dict[str, Value] = {}
+    for (task, members), examples in zip(members_of_tasks, selected, strict=True):
+        likelihood_metrics: dict[str, Value] = {}
         if members[0].is_count_based:
             answers = answers_by_counts(members[0], examples)
         elif isinstance(task, LabelledTask):
             answers = answers_by_head(task, members[0], examples)
         elif isinstance(task, PromptedTask):
-            models = [opened(stage) for stage in members]
-            examples = prompted_rows(models[0], task, examples, prepared, prompt_length)
-            answers, more = answers_to_prompts(models, task, examples)
+            models = [open_stage(stage) for stage in members]
+            examples = prompted_rows(models[0], task, examples, cache, prompt_length)
+            answers, likelihood_metrics = answers_to_prompts(models, task, examples)
         else:
-            answers = answers_in_words([opened(stage) for stage in members], task, examples, width)
-        warn_of_other_rows(task, rows.split, members[0], prepared)
+            models = [open_stage(stage) for stage in members]
+            answers = answers_in_words(models, task, examples, max_input_length)
+        warn_of_other_rows(task, selection.split, members[0], cache)
         metrics: dict[str, Value] = {}
         if any(map(task.is_labelled, examples)):  # the labels of many test sets are not public
-            metrics = task.evaluate(examples, answers) | more
-        scores = folder / "scores" / members[0].name_without_member / task.name / rows.split
+            metrics = task.evaluate(examples, answers) | likelihood_metrics
+        scores = folder / "scores" / members[0].name_without_member / task.name / selection.split
         write_predictions(scores / "predictions.jsonl", task, examples, answers)
         write_metrics(scores / "scores.json", len(examples), metrics)
-        written.append(scores)
+        score_folders.append(scores)
         lines.append((task.name, ", ".join(stage.name for stage in members), len(examples), metrics))
     show_scores(lines)
-    print_line(f"Tasks, as prepared for the run: {prepared}")
-    for scores in written:
+    print_line(f"Tasks, as prepared for the run: {cache}")
+    for scores in score_folders:
         print_line(f"Answers and scores: {scores}")
 
 
@@ -126,12 +132,13 @@ def write_metrics(path: Path, rows: int, metrics: Mapping[str, Value]) -> None:
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def find_members(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[Stage]"]:
+def find_members(folder: Path, name: str, stage_name: str) -> tuple[AnyTask, "list[Stage]"]:
     """Return a task, and the stages of the run in ``folder`` that answer it together.
 
-    These are the members of the stage ``wanted``; by default of the first that was fine-tuned for the task,
-    else of the first that was fine-tuned to answer in words, else of pre-training. The task is labelled if
-    they answer by a head, else it is answered by text.
+    These are the stage ``stage_name`` or, if it is an ensemble, its members; by default those of the first
+    stage that was fine-tuned for the task, else of the first that was fine-tuned to answer in words, else of
+    pre-training. The task is a ``LabelledTask`` if a fine-tuned head answers it, else one that a decoder
+    answers: a ``Task``, or a ``PromptedTask`` for a name like squad@3.
     """
     from experiments.runs.stages import stages_of
     from experiments.runs.trained import chosen
@@ -139,31 +146,33 @@ def find_members(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[S
     experiment = load_settings(folder)
     stages = [stage for stage in stages_of(folder) if stage.has_model]
     tuning, writes_text = experiment.tuning, experiment.model.has_decoder
-    asked = task_name(name)
-    tuned = []  # names of the fine-tunings on the task
-    if asked in map(task_name, tuning.heads):
-        tuned.append(asked)
-    with_task = [each for each in tuning.mixtures if asked == task_name(each) or mixture(each).has(asked)]
-    tuned += map(task_name, with_task)
+    base_name = task_name(name)
+    finetunings_on_task = []  # names of stages
+    if base_name in map(task_name, tuning.heads):
+        finetunings_on_task.append(base_name)
+    for mixture_name in tuning.mixtures:
+        finetuning = task_name(mixture_name)
+        if finetuning == base_name or mixture(mixture_name).has(base_name):
+            finetunings_on_task += [finetuning]
     ensembles: dict[str, list[Stage]] = {}
     for stage in stages:
         ensembles.setdefault(stage.name_without_member, []).append(stage)
-    default = next((group for group in tuned if group in ensembles), "")
-    single = {stage.name: [stage] for stage in stages}
-    groups = single | ensembles
-    if not wanted and not default:  # a head answers no other task than its own
-        groups = {name: group for name, group in groups.items() if not group[0].has_head} or groups
-    members = chosen(folder, groups, wanted or default)
-    head = members[0].labelled_task
-    if head is not None and task_name(head) == asked:
+    default = next((each for each in finetunings_on_task if each in ensembles), "")
+    candidates = {stage.name: [stage] for stage in stages} | ensembles
+    if not stage_name and not default:  # a head answers no other task than its own
+        without_head = {key: group for key, group in candidates.items() if not group[0].has_head}
+        candidates = without_head or candidates
+    members = chosen(folder, candidates, stage_name or default)
+    head_task = members[0].labelled_task
+    if head_task is not None and task_name(head_task) == base_name:
         return find_labelled(name), members[:1]
-    if head is None and writes_text:
+    if head_task is None and writes_text:
         if is_prompted_task(name):
             return find_prompted_task(name), members
         if name in TASKS or is_task_file(name):
             return find_task(name), members
-    if wanted and head:
-        reason = f"--mixture {wanted!r} answers by a head for {head}"
+    if stage_name and head_task:
+        reason = f"--mixture {stage_name!r} answers by a head for {head_task}"
     else:
         reason = f"its heads are {', '.join(tuning.heads) or 'none'}"
         if not writes_text:
@@ -195,8 +204,8 @@ def answers_by_head(task: LabelledTask, stage: "Stage", rows: Sequence[Row]) -> 
     (network,), experiment = networks([stage]), stage.settings
     mesh = sharding.make_mesh(experiment.mesh)
     vocabulary = stored_vocabulary(stage.folder, experiment)
-    asked = make_eval_task(experiment, vocabulary, mesh, task, rows, 0)
-    return predict(network.restore_state(mesh).eval_model, asked, network.steps(mesh).shard_batch)
+    eval_task = make_eval_task(experiment, vocabulary, mesh, task, rows, 0)
+    return predict(network.restore_state(mesh).eval_model, eval_task, network.steps(mesh).shard_batch)
 
 
 def answers_by_counts(stage: "Stage", rows: Sequence[Row]) -> list[Any]:
@@ -207,28 +216,42 @@ def answers_by_counts(stage: "Stage", rows: Sequence[Row]) -> list[Any]:
     return stage.tags(stage.model(), rows)
 
 
-def answers_in_words(models: "Sequence[Trained]", task: Task, rows: Sequence[Row], width: int) -> list[str]:
-    """Return what a model, or several together, write to inputs of at most ``width`` tokens."""
-    length = task.targets_length
-    if not task.file or not length:
-        length = answer_length(task.name, "".join(models[0].stage.task_names))
-    inputs = prompts(models[0], [task.to_text(row)[0] for row in rows], width, length)
-    return written(models, task, rows, inputs, length)
-
-
-def written(
-    models: "Sequence[Trained]", task: Task, rows: Sequence[Row], inputs: Sequence[Any], length: int
+def answers_in_words(
+    models: "Sequence[Trained]", task: Task, rows: Sequence[Row], max_input_length: int
 ) -> list[str]:
-    """Return what a model, or several together, write greedily to batches of inputs."""
+    """Return the text that a model, or several as an ensemble, generates for the inputs of each row.
+
+    Inputs are cut to ``max_input_length`` tokens.
+    """
+    max_length = task.targets_length
+    if not task.file or not max_length:
+        mixtures = models[0].stage.task_names
+        mixture_name = mixtures[0] if len(mixtures) == 1 else ""
+        max_length = answer_length(task.name, mixture_name)
+    batches = prompt_batches(models[0], [task.to_text(row)[0] for row in rows], max_input_length, max_length)
+    return generate_greedily(models, task, rows, batches, max_length)
+
+
+def generate_greedily(
+    models: "Sequence[Trained]", task: Task, rows: Sequence[Row], batches: Sequence[Batch], max_length: int
+) -> list[str]:
+    """Return the greedy answer of a model, or of several as an ensemble, to each row.
+
+    ``batches`` holds the inputs of the rows.
+    """
     from lm.evaluate.evaluator import EvalTask, predict
     from lm.evaluate.generate import greedy
 
     first = models[0]
-    output, decoded = partial(greedy, max_length=length), lambda row, ids: first.vocabulary.decode(ids)
-    return predict(together(models), EvalTask(task, rows, inputs, output, decoded), first.put)
+
+    def decode(_row: Row, ids: np.ndarray) -> str:
+        return first.vocabulary.decode(ids)
+
+    eval_task = EvalTask(task, rows, batches, partial(greedy, max_length=max_length), decode)
+    return predict(combine_models(models), eval_task, first.put)
 
 
-def together(models: "Sequence[Trained]") -> Any:
+def combine_models(models: "Sequence[Trained]") -> Any:
     """Return one model, or several as an ensemble."""
     from lm.nn.ensemble import Ensemble
 
@@ -237,27 +260,34 @@ def together(models: "Sequence[Trained]") -> Any:
     return Ensemble([trained.model for trained in models])
 
 
-def answer_length(name: str, tuned: str) -> int:
-    """Return the longest answer to a task, of a model that was ``tuned`` on a mixture [tokens]."""
+def answer_length(name: str, mixture_name: str) -> int:
+    """Return the most tokens that an answer to the task ``name`` may have.
+
+    It is that of the mixture ``mixture_name`` if this has the task, else the highest of all mixtures that
+    have it, else LONGEST_ANSWER.
+    """
     lengths: dict[str, int] = {}
-    for mixture_name, each in MIXTURES.items():
-        if name in each.tasks:
-            lengths[mixture_name] = each.targets_length
-    return lengths.get(tuned) or max(lengths.values(), default=LONGEST_ANSWER)
+    for other_name, other in MIXTURES.items():
+        if name in other.tasks:
+            lengths[other_name] = other.targets_length
+    return lengths.get(mixture_name) or max(lengths.values(), default=LONGEST_ANSWER)
 
 
 def prompted_rows(
-    run: "Trained", task: PromptedTask, rows: Sequence[Row], prepared: Path, longest: int
+    run: "Trained", task: PromptedTask, rows: Sequence[Row], cache: Path, prompt_length: int
 ) -> list[Row]:
-    """Return the rows with a ``prompt`` each, of at most ``longest`` tokens; 0: as the model has room."""
-    max_tokens = longest
-    if not longest:
+    """Return the rows, each with its prompt, which has ``task.shots`` examples, in the field ``prompt``.
+
+    ``prompt_length`` is the most tokens of a prompt; 0: as many as the model has room for.
+    """
+    max_tokens = prompt_length
+    if not prompt_length:
         max_tokens = run.config.positions.max_length
         if not run.config.has_encoder:  # a decoder has prompt and answer in one sequence
-            max_tokens -= prompted_length(task)
+            max_tokens -= max_answer_length(task)
     train: Sequence[Row] = ()
     if task.shots:
-        train = task.rows("train", prepared)
+        train = task.rows("train", cache)
     if task.takes_nearest and task.shots:
         drawn = nearest_examples(task, train, rows, partial(mean_embeddings, run))
     else:
@@ -283,15 +313,15 @@ def mean_embeddings(run: "Trained", texts: Sequence[str]) -> np.ndarray:
     return means
 
 
-def prompted_length(task: PromptedTask) -> int:
-    """Return the longest answer to a prompt [tokens]."""
+def max_answer_length(task: PromptedTask) -> int:
+    """Return the most tokens that an answer to a prompt may have."""
     return min(answer_length(task.base_name, ""), LONGEST_ANSWER)
 
 
 def answers_to_prompts(
     models: "Sequence[Trained]", task: PromptedTask, rows: Sequence[Row]
 ) -> tuple[list[str], dict[str, Value]]:
-    """Return the answers written or chosen after each row's prompt, and how likely the right ones are."""
+    """Return the answer generated or chosen after each row's prompt, and metrics of likelihood."""
     from lm.evaluate.ranked_choice import likeliest_pairs, likelihoods_from_log_probs, pair_log_probs
 
     run = models[0]
@@ -301,29 +331,37 @@ def answers_to_prompts(
         pairs.append([run.continued(row["prompt"], text) for text in continuations])
         sizes.append([max(len(text.encode()), 1) for text in continuations])
     choices = Choices(pairs, sizes, [task.gold_index(row) for row in rows])
-    log_probs = pair_log_probs(together(models), pairs, run.put)
+    log_probs = pair_log_probs(combine_models(models), pairs, run.put)
     metrics: dict[str, Value] = {**likelihoods_from_log_probs(log_probs, choices).metrics()}
     if task.measure != "score":
         metrics["score"] = metrics[task.measure]
     if task.candidates is not None:
         chosen = likeliest_pairs(log_probs, choices)
-        return [task.candidates(row)[place] for row, place in zip(rows, chosen, strict=True)], metrics
-    length, asked = prompted_length(task), [row["prompt"] for row in rows]
-    inputs = prompts(run, asked, max(len(run.encode_data(text)) for text in asked), length)
-    return [task.extract_answer(text) for text in written(models, task, rows, inputs, length)], metrics
+        return [task.candidates(row)[index] for row, index in zip(rows, chosen, strict=True)], metrics
+    max_length, prompts = max_answer_length(task), [row["prompt"] for row in rows]
+    longest_prompt = max(len(run.encode_data(prompt)) for prompt in prompts)
+    batches = prompt_batches(run, prompts, longest_prompt, max_length)
+    answers = generate_greedily(models, task, rows, batches, max_length)
+    return [task.extract_answer(text) for text in answers], metrics
 
 
-def prompts(run: "Trained", inputs: Sequence[str], width: int, answer: int) -> list[Batch]:
-    """Return inputs as the run's model reads them, cut to ``width`` tokens, in batches of one shape."""
+def prompt_batches(
+    run: "Trained", texts: Sequence[str], max_input_length: int, max_answer_length: int
+) -> list[Batch]:
+    """Return texts in batches of one shape, as the run's model reads them.
+
+    Each is cut to ``max_input_length`` tokens. SettingError if the model has no room for an answer of
+    ``max_answer_length`` tokens.
+    """
     config = run.config
     if not config.has_encoder:
-        width += 1  # for the start token of a decoder
-    texts = [_shortened(run.encode_data(text), width, config.special.eos) for text in inputs]
+        max_input_length += 1  # for the start token of a decoder
+    inputs = [_truncate(run.encode_data(text), max_input_length, config.special.eos) for text in texts]
     batches = [
-        run.host_batch(texts[start : start + BATCH_ROWS], answer)
-        for start in range(0, len(texts), BATCH_ROWS)
+        run.host_batch(inputs[start : start + BATCH_ROWS], max_answer_length)
+        for start in range(0, len(inputs), BATCH_ROWS)
     ]
-    shape = (-(-BATCH_ROWS // run.devices) * run.devices, max(map(len, texts)))
+    shape = (-(-BATCH_ROWS // run.devices) * run.devices, max(map(len, inputs)))
     return [batch.map(lambda x: _pad_to(x, shape)) for batch in batches]
 
 
@@ -331,26 +369,29 @@ def _pad_to(array: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     return np.pad(array, [(0, size - length) for size, length in zip(shape, array.shape, strict=True)])
 
 
-def _shortened(ids: list[int], width: int, eos: int | None) -> list[int]:
-    """Return the first ``width`` of ``ids``, with their EOS if they have one."""
-    if len(ids) <= width:
+def _truncate(ids: list[int], max_length: int, eos: int | None) -> list[int]:
+    """Return at most ``max_length`` of ``ids``, the last of which is EOS if the last of all is."""
+    if len(ids) <= max_length:
         return ids
     if ids[-1] == eos:
-        return [*ids[: width - 1], ids[-1]]
-    return ids[:width]
+        return [*ids[: max_length - 1], ids[-1]]
+    return ids[:max_length]
 
 
-def warn_of_other_rows(task: BaseTask, split: str, stage: "Stage", prepared: Path) -> None:
+def warn_of_other_rows(task: BaseTask, split: str, stage: "Stage", cache: Path) -> None:
     """Print a warning if a stage was trained or scored on other rows of this split than there are now."""
     known = provenance.read(stage.folder)["data"].get(f"{task.name} {split}")
-    sources = Sources(prepared, stage.settings.data.corrupt_records)
+    sources = Sources(cache, stage.settings.data.corrupt_records)
     if known and sources.stored(task, split).fingerprint != known:
         note = f"these rows are not those that {stage.name} was trained with"
         CONSOLE.print(f"[yellow]{escape(task.name)} {split}[/]: {note}")
 
 
-def score_file(path: Path, name: str, rows: Rows) -> None:
-    """Print the metrics of predictions: a text a line, or .jsonl with answers or {"prediction": answer}."""
+def score_file(path: Path, name: str, selection: RowSelection) -> None:
+    """Print the metrics of predictions in a file.
+
+    Each line is a text or, in a .jsonl file, an answer or {"prediction": answer}.
+    """
     if name not in KNOWN and not is_task_file(name):
         raise SettingError(f"there is no task {name!r}{nearest(name, KNOWN)}")
     task: AnyTask
@@ -368,11 +409,11 @@ def score_file(path: Path, name: str, rows: Rows) -> None:
         answer_of(task, line, f"{path}, line {number},", path.suffix == ".jsonl")
         for number, line in enumerate(lines, 1)
     ]
-    examples = rows.of(task, rows.runs / "cache")
+    examples = selection.select(task, selection.runs / "cache")
     if len(answers) != len(examples):
         raise SettingError(
-            f"{path} has {len(answers)} predictions and split {rows.split!r} of {name} has {len(examples)} "
-            "references; as many are needed, in the order of the data set"
+            f"{path} has {len(answers)} predictions and split {selection.split!r} of {name} has "
+            f"{len(examples)} references; as many are needed, in the order of the data set"
         )
     try:
         metrics = task.evaluate(examples, answers)
@@ -408,7 +449,8 @@ def answer_of(task: AnyTask, line: str, location: str, is_json: bool) -> Any:
         fits = type(answer) is int
     if not fits:
         found = json.dumps(answer)
-        raise SettingError(f"{location} has the answer {found:.40}; {task.name} takes {ANSWERS[kind]}")
+        expected = ANSWER_DESCRIPTIONS[kind]
+        raise SettingError(f"{location} has the answer {found:.40}; {task.name} takes {expected}")
     return str(answer) if is_text else answer
 
 

@@ -124,7 +124,9 @@ class Trained:
             return ids, [*encode(answer), *([] if eos is None else [eos])]
         before, whole = encode(prompt), encode(f"{prompt} {answer}")
         behind = whole[len(before) :] if whole[: len(before)] == before else encode(answer)
-        return ids[ids[:1] == [config.special.start] :], behind  # the start token is read by itself
+        if ids[:1] == [config.special.start]:  # which scoring adds
+            ids = ids[1:]
+        return ids, behind
 
     def batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
         """Return ``host_batch`` on the devices."""

@@ -168,18 +168,18 @@ class Reader:
         tokenizer, template = self.tokenizer, self.tokenizer.template
         if self.layout != "ended":
             start, delim, extract = (getattr(tokenizer, name) for name in GPT_SPECIAL_TOKENS)
-            return SpecialTokenTemplate((start,), (delim,), (extract,), second_type=1)
+            return SpecialTokenTemplate((start,), (delim,), (extract,), second_token_type=1)
         if template is not None and template.suffix:
             return template
         if self.architecture == "encoder":
             cls, sep = (tokenizer.cls,), (tokenizer.sep,)
-            return SpecialTokenTemplate(cls, sep, sep, second_type=1)
+            return SpecialTokenTemplate(cls, sep, sep, second_token_type=1)
         prefix, eos = template.prefix if template else (), (tokenizer.eos,)  # prefix: <s> of Llama
-        return SpecialTokenTemplate(prefix, eos, eos, second_type=1)
+        return SpecialTokenTemplate(prefix, eos, eos, second_token_type=1)
 
     def _join_texts(self, texts: Sequence[np.ndarray]) -> EncodedRow:
         """Return the row of one or two encoded texts, truncated, with special tokens around them."""
-        prefix, separator, suffix, second_type, last_type = self.template
+        prefix, separator, suffix, second_token_type, last_token_type = self.template
         ends = [separator] * (len(texts) - 1) + [suffix]  # the special tokens after each text
         room = self.length - len(prefix) - sum(map(len, ends))
         lengths = truncated_lengths([len(text) for text in texts], room)
@@ -188,10 +188,10 @@ class Reader:
             for text, length, end in zip(texts, lengths, ends, strict=True)
         ]
         tokens = np.concatenate([np.array(prefix, np.int32), *parts])
-        types = np.repeat(np.arange(len(texts)) * second_type, [len(part) for part in parts])
+        types = np.repeat(np.arange(len(texts)) * second_token_type, [len(part) for part in parts])
         types = np.concatenate([np.zeros(len(prefix), np.int32), types])
-        if last_type is not None:
-            types[-1] = last_type
+        if last_token_type is not None:
+            types[-1] = last_token_type
         is_cut = sum(lengths) < sum(map(len, texts))
         return EncodedRow(tokens, types, len(tokens) - len(parts[-1]), len(tokens) - len(suffix), is_cut)
 

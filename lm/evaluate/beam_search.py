@@ -21,9 +21,11 @@ class BeamRules:
     """The rules in which implementations of beam search differ."""
 
     length_penalty: Callable[[Any, float], Any]  # (length, exponent) -> divisor of the sum
-    eos_rank: int  # a sequence may finish if its EOS is among the ``eos_rank`` * K best continuations
-    # Beams truncated at max_length: "finished" like others, or only "spare", if fewer than K have finished.
-    truncated: Literal["finished", "spare"]
+    # A sequence may finish if its EOS is among this number * K best continuations of a row.
+    eos_candidates_per_beam: int
+    # How a beam counts that reaches max_length without EOS. "finished": as a finished sequence; "fallback":
+    # it is returned only if fewer than K sequences have finished.
+    truncated_beams: Literal["finished", "fallback"]
     # When to stop once K have finished. True: at once; False: when no running beam scores higher at its
     # current length; "never": when none could at any length.
     early_stopping: bool | Literal["never"]
@@ -34,11 +36,11 @@ class BeamRules:
 
 
 T5_RULES = BeamRules(  # Wu et al. 2016; T5X
-    lambda length, alpha: ((5 + length) / 6) ** alpha, 2, truncated="spare", early_stopping="never"
+    lambda length, alpha: ((5 + length) / 6) ** alpha, 2, truncated_beams="fallback", early_stopping="never"
 )
-# With these rules one beam is greedy decoding; with T5's a sequence may end in its second-best token.
+# With these rules one beam is greedy decoding; with T5_RULES it may end by an EOS that is second best.
 TRANSFORMERS_RULES = BeamRules(
-    lambda length, alpha: length**alpha, 1, truncated="finished", early_stopping=False
+    lambda length, alpha: length**alpha, 1, truncated_beams="finished", early_stopping=False
 )
 
 
@@ -63,11 +65,16 @@ class Beams(NamedTuple):
     done: Array  # bool [B]: no running beam can change the finished ones
 
 
-def initial_beams(search: Search, rows: Array, pad: int) -> Beams:
-    """Return one empty beam for each row in ``rows``, bool [B]; the other rows are done."""
-    shape = (rows.shape[0], search.decoding.beams)
-    tokens, none = jnp.full((*shape, search.decoding.max_length), pad, jnp.int32), jnp.full(shape, -jnp.inf)
-    return Beams(tokens, none.at[:, 0].set(jnp.where(rows, 0.0, -jnp.inf)), tokens, none, ~rows)
+def initial_beams(search: Search, has_prompt: Array, pad: int) -> Beams:
+    """Return a state with one empty beam in each row where ``has_prompt``, bool [B], is true.
+
+    The other rows are done.
+    """
+    shape = (has_prompt.shape[0], search.decoding.beams)
+    tokens = jnp.full((*shape, search.decoding.max_length), pad, jnp.int32)
+    minus_infinity = jnp.full(shape, -jnp.inf)
+    sums = minus_infinity.at[:, 0].set(jnp.where(has_prompt, 0.0, -jnp.inf))
+    return Beams(tokens, sums, finished=tokens, scores=minus_infinity, done=~has_prompt)
 
 
 def extend_beams(
@@ -84,8 +91,8 @@ def extend_beams(
     tokens = _gather(beams.tokens, parent).at[:, :, step].set(token)
     ends = jnp.zeros_like(token, bool) if eos is None else token == eos
 
-    finishing = ends & (jnp.arange(2 * count) < search.rules.eos_rank * count)[None]
-    if search.rules.truncated == "finished":
+    finishing = ends & (jnp.arange(2 * count) < search.rules.eos_candidates_per_beam * count)[None]
+    if search.rules.truncated_beams == "finished":
         finishing |= (length == search.decoding.max_length) & (jnp.arange(2 * count) < count)[None]
     new = jnp.where(finishing & ~beams.done[:, None], search.score(sums, length), -jnp.inf)
     scores, chosen = jax.lax.top_k(jnp.concatenate([beams.scores, new], axis=1), count)

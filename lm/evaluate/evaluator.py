@@ -26,11 +26,12 @@ class EvalTask:
     task: AnyTask
     rows: Sequence[Row]  # to predict; may be fewer than those of ``choices``
     batches: Sequence[Batch]  # of ``rows``: this process's parts of the global batches
-    output: Callable[[Any, Any], Array]  # (model, batch) -> tokens, or outputs of a head, for each row
-    answer: Callable[[Row, np.ndarray], Any]  # (row, its output) -> prediction
-    choices: Choices | None = None  # right answers whose likelihood is measured; None: none is
+    predict_batch: Callable[[Any, Any], Array]  # (model, batch) -> tokens, or outputs of a head, of each row
+    postprocess_output: Callable[[Row, np.ndarray], Any]  # (row, its output) -> prediction
+    choices: Choices | None = None  # answers whose likelihood is measured; None: no likelihood is measured
     calibration: Choices | None = None  # rows to fit the inverse temperature on; None: ``choices``
-    # right answers after the inputs of other rows, which show what a task can be answered by without its own
+    # rows of ``choices``, each with the inputs of another (``lm.data.tasks.choices.shuffle_inputs``): a
+    # baseline that shows how well the model guesses without a row's own inputs; None: none is measured
     shuffled: Choices | None = None
 
     @property
@@ -48,9 +49,10 @@ def predict(model: Any, eval_task: EvalTask, shard_batch: Callable) -> list[Any]
     for batch in map(shard_batch, eval_task.batches):
         mesh = jax.tree.leaves(batch)[0].sharding.mesh
         with jax.set_mesh(mesh):  # models shard their activations by it
-            outputs.extend(multihost_utils.process_allgather(eval_task.output(model, batch), tiled=True))
+            output = eval_task.predict_batch(model, batch)
+            outputs.extend(multihost_utils.process_allgather(output, tiled=True))
     pairs = zip(eval_task.rows, outputs, strict=False)  # the last batch ends with rows of padding
-    return [eval_task.answer(row, np.asarray(output)) for row, output in pairs]
+    return [eval_task.postprocess_output(row, np.asarray(output)) for row, output in pairs]
 
 
 def score_task(

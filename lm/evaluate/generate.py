@@ -1,8 +1,9 @@
 """Autoregressive decoding with a KV cache: greedy, by sampling, or by beam search.
 
-A batch holds encoder inputs, or decoder prompts in decoder-input form: the first generated token follows the
-last prompt token. Rows may differ in length and be padded on either side: padding is where segment ids are
-0, whatever the tokens there are. A row that is all padding gets no answer.
+A batch holds encoder inputs, or decoder prompts as the decoder reads them, with a start token if the model
+has one: the first generated token follows the last prompt token. Rows may differ in length and be padded on
+either side: padding is where segment ids are 0, whatever the tokens there are. A row that is all padding gets
+no answer.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,8 @@ class Decoded(NamedTuple):
 
     tokens: Array  # int32 [B,max_length], padded after EOS
     lengths: Array  # int32 [B]: tokens written, EOS counted; the highest is the number of steps
-    record: Array | None  # [B,max_length,...]: ``record`` of each step's logits, until all rows are done
+    # [B,max_length,...]: what the function ``record`` of ``decode`` returned at each step; 0 after the last
+    record: Array | None
 
 
 def greedy(model: Model, batch: Batch, *, max_length: int) -> Array:
@@ -109,8 +111,8 @@ def _decode(model, batch, key, *, decoding, special, record):
         decoded, done, *_ = state
         return (decoded.lengths.max() < decoding.max_length) & ~done.all()
 
-    def write(decoded, done, logits):
-        step = decoded.lengths.max()  # every row that is not done has as many
+    def append_token(decoded, done, logits):
+        step = decoded.lengths.max()  # the number of tokens in every unfinished row
         step_key = None if key is None else jax.random.fold_in(key, step)
         token = next_token(decoding, logits, step_key)
         token = jnp.where(done, special.pad, token)
@@ -123,15 +125,15 @@ def _decode(model, batch, key, *, decoding, special, record):
     def advance(state):
         decoded, done, token, cache = state
         logits, cache = model.step(token, cache)
-        return *write(decoded, done, logits), cache
+        return *append_token(decoded, done, logits), cache
 
     tokens = jnp.full((len(done), decoding.max_length), special.pad, jnp.int32)
     recorded = None
     if record is not None:
-        of_step = jax.eval_shape(record, logits)
-        recorded = jnp.zeros((*tokens.shape, *of_step.shape[1:]), of_step.dtype)
+        recorded_step = jax.eval_shape(record, logits)
+        recorded = jnp.zeros((*tokens.shape, *recorded_step.shape[1:]), recorded_step.dtype)
     decoded = Decoded(tokens, jnp.zeros(len(done), jnp.int32), recorded)
-    return jax.lax.while_loop(unfinished, advance, (*write(decoded, done, logits), cache))[0]
+    return jax.lax.while_loop(unfinished, advance, (*append_token(decoded, done, logits), cache))[0]
 
 
 def _first_logits(model, batch, max_length, special):

@@ -8,8 +8,9 @@ but a bound: the negative evidence lower bound (NELBO). With a mask for each tok
 where k is uniform in 1..n and S is any set of k tokens (Hoogeboom et al. 2022, equation 4). It is the bound
 of Sahoo et al. 2024 (MDLM, equation 11), where each token is masked with probability t, t is uniform in (0,
 1], and the weight is 1/t (Ou et al. 2024; Nie et al. 2025, appendix A: this form has the lower variance). The
-bound is the mean over all orders of the log-probability of predicting the tokens one by one in that order; if
-the predictions are the conditional probabilities of one distribution, it equals -log p(x | c).
+bound is the mean, over all orders of the tokens, of minus the log-probability of predicting them one by one
+in that order; if the predictions are the conditional probabilities of one distribution, it equals
+-log p(x | c).
 
 The expectation is estimated: k is stratified, with two sets in each stratum, whose difference tells the
 variance of the estimate. The probability of the mask itself is set to 0 before the softmax (Sahoo et al.
@@ -71,11 +72,12 @@ def continuation_bounds(
         numbers = range(first, min(first + REQUESTS_AT_ONCE, len(requests)))
         rows = [row for n in numbers for row in _masked_rows(model.config, requests[n], n, masking, draws)]
         lengths = np.array([(len(row.tokens), 0, len(row.tokens)) for row in rows]).reshape(-1, 3)
-        program = partial(_weighted_losses, mask=masking.mask)
-        losses = np.array(run_batched(program, model, rows, lengths, shard_batch, _make_batch))
+        score_batch = partial(_weighted_losses, mask=masking.mask)
+        losses = np.array(run_batched(score_batch, model, rows, lengths, shard_batch, _make_batch))
         pairs = losses.reshape(len(numbers), draws // 2, 2)
         nats[first : numbers.stop] = pairs.mean(axis=(1, 2))
-        # The variance of the mean of a pair is (a - b)^2 / 4, and that of the mean of strata as much less.
+        # The variance of the mean of a pair is estimated by (a - b)^2 / 4. The mean over m strata has the sum
+        # of these divided by m^2.
         differences = pairs[:, :, 0] - pairs[:, :, 1]
         variances[first : numbers.stop] = (differences**2).sum(1) / 4 / (draws // 2) ** 2
     return Bounds(nats, variances)
@@ -99,7 +101,10 @@ def documents_bound(
     for ids in documents:
         text = [*masking.end, *ids]
         for number, request in enumerate(windows(text, window, model.config)):
-            requests.append(request if number else (text[:begin], text[begin : window.length]))
+            if number == 0:  # ``windows`` scores ``masking.end``, which is the context instead
+                requests.append((text[:begin], text[begin : window.length]))
+            else:
+                requests.append(request)
     return continuation_bounds(model, requests, shard_batch, masking, draws)
 
 

@@ -85,8 +85,8 @@ def score_continuations(
     for number, (context, continuation) in enumerate(requests):
         rows += _make_rows(model.config, context, (continuation,), number, masking)
     lengths = np.zeros((len(rows), 3), np.int64)  # of encoder, decoder and targets
-    for length, row in zip(lengths, rows, strict=True):
-        length[:] = len(row.encoder), len(row.prompt), len(row.candidates[0])
+    for index, row in enumerate(rows):
+        lengths[index] = len(row.encoder), len(row.prompt), len(row.candidates[0])
     if model.config.has_decoder:  # the decoder also reads the targets but the last
         lengths[:, 1] += np.maximum(lengths[:, 2] - 1, 0)
     log_probs, is_greedy = np.zeros(len(requests)), np.ones(len(requests), bool)
@@ -130,9 +130,9 @@ def candidate_log_probs(
     for number, (context, its_candidates) in enumerate(zip(contexts, candidates, strict=True)):
         rows += _make_rows(config, context, tuple(its_candidates), number, masking)
     lengths = np.zeros((len(rows), 4), np.int64)  # of encoder, prompt, number of candidates, targets
-    for length, row in zip(lengths, rows, strict=True):
+    for index, row in enumerate(rows):
         targets_length = max(map(len, row.candidates), default=0)
-        length[:] = len(row.encoder), len(row.prompt), len(row.candidates), targets_length
+        lengths[index] = len(row.encoder), len(row.prompt), len(row.candidates), targets_length
     outputs = run_batched(_candidate_log_probs, model, rows, lengths, shard_batch, _make_batch)
     return [output[: len(row.candidates)] for row, output in zip(rows, outputs, strict=True)]
 
@@ -147,7 +147,10 @@ def text_log_prob(
     shard_batch: ShardBatch,
     masking: Masking | None = None,
 ) -> tuple[float, int]:
-    """Return the log-probability of a text by ``windows`` [nats], and the number of tokens scored."""
+    """Return the log-probability of a text in nats, and the number of tokens scored.
+
+    The text is scored in sliding windows (``windows``).
+    """
     requests = list(windows(ids, window, model.config))
     log_probs = continuation_log_probs(model, requests, shard_batch, masking)
     return float(log_probs.sum()), sum(len(scored) for _, scored in requests)
@@ -165,7 +168,7 @@ def documents_log_prob(
     for ids in documents:
         text = [eos, *ids]
         for number, request in enumerate(windows(text, window, model.config)):
-            if number == 0:
+            if number == 0:  # ``windows`` may score ``eos``, which is the context instead
                 requests.append((text[:1], text[1 : window.length]))
             else:
                 requests.append(request)
@@ -175,9 +178,9 @@ def documents_log_prob(
 def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Request]:
     """Yield requests that together score every token of a text once.
 
-    Without a start token the first token of the text is not scored, and each window keeps a token of context,
-    whatever the stride. Raises SettingError for a stride that is not from 1 to the length of the window, and
-    for a window of one token if that token has to be context.
+    A decoder without a start token cannot score the first token of the text, and keeps at least one token of
+    context in each window, whatever the stride. Raises SettingError for a stride that is not from 1 to the
+    length of the window, and for a window of one token if that token has to be context.
     """
     needs_context = config.special.start is None and not config.has_encoder
     if not 0 < window.stride <= window.length:
@@ -246,7 +249,7 @@ def _make_rows(
 
 
 def check_attention_mask(config: ModelConfig) -> None:
-    """Raise SettingError if the attention mask lets a model see the tokens it should predict."""
+    """Raise SettingError if a decoder has no causal mask: it then reads the tokens that it should predict."""
     if config.attention.mask == "none":
         raise SettingError(
             "model.attention.mask='none' reads the tokens whose likelihood it should tell: choose "
@@ -269,8 +272,9 @@ def _max_length(config: ModelConfig) -> int:
 def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) -> tuple[Batch, _Targets]:
     """Return the batch of ``rows``, padded to ``bucket.rows`` rows, and its targets.
 
-    The decoder reads the targets too if each row has one continuation, that is if ``bucket.lengths`` has no
-    number of candidates; candidates are read later, after the prompt is in the cache.
+    A row with one continuation, whose ``bucket.lengths`` has no number of candidates, is read whole: the
+    decoder reads the prompt and the continuation without its last token. Else the decoder reads the prompt
+    alone, and each candidate continues its cache (``_candidate_log_probs``).
     """
     encoder_length, decoder_length, *candidate_counts, targets_length = bucket.lengths
     num_candidates = candidate_counts[0] if candidate_counts else None
@@ -288,6 +292,7 @@ def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) 
             read = [[*row.prompt] for row in rows]
         tokens, _ = pad_to_shape(read, (bucket.rows, decoder_length))
         is_prompt = (np.arange(decoder_length)[None] < prompt_lengths[:, None]).astype(np.int32)
+        # ``prefill`` needs to know where each prompt ends; in a whole row the causal mask hides the padding.
         prompt_segments = None if num_candidates is None else is_prompt
         # ``causal_attention`` is T5X's name for what marks the prefix, in which attention is bidirectional.
         prefix = is_prompt if config.architecture == "prefix-decoder" else None
@@ -321,25 +326,27 @@ def pad_to_shape(texts: Sequence[TokenIds], shape: tuple[int, int]) -> tuple[np.
 
 
 def run_batched(
-    program: Callable,
+    score_batch: Callable,
     model: Model,
     rows: Sequence[Any],
     lengths: np.ndarray,
     shard_batch: ShardBatch,
     make_batch: Callable[[ModelConfig, Sequence[Any], BucketBatch], tuple],
 ) -> list[np.ndarray]:
-    """Return the output of ``program`` for each row, float64, in order, computed in batches of few shapes.
+    """Return the output of ``score_batch`` for each row, float64, in order; batches have few shapes.
 
     ``lengths`` int [N,3] are the lengths of each row in encoder, decoder and targets. In [N,4] the third
     column is the row's number of candidates, and the last one the length of its longest candidate.
-    ``make_batch`` builds, for some of the rows, the program's arguments other than the model.
+    ``make_batch`` builds, for some of the rows, the arguments of ``score_batch`` other than the model.
     """
-    config, mesh = model.config, getattr(jax.tree.leaves(model)[0].sharding, "mesh", None)
-    multiple = 1 if mesh is None else sharding.batch_shards(mesh.shape)
+    config = model.config
+    first_parameter = jax.tree.leaves(model)[0]
+    mesh = getattr(first_parameter.sharding, "mesh", None)
+    row_multiple = 1 if mesh is None else sharding.batch_shards(mesh.shape)
     max_lengths = [_max_length(config)] * lengths.shape[1]
     if lengths.shape[1] == 4:  # encoder, decoder, number of candidates, targets
         max_lengths[2] = MAX_CANDIDATES
-    buckets = batches_by_length(lengths, partial(_row_cost, config), multiple, max_lengths)
+    buckets = batches_by_length(lengths, partial(_row_cost, config), row_multiple, max_lengths)
     outputs = []
     for bucket in buckets:
         batch = make_batch(config, [rows[index] for index in bucket.examples], bucket)
@@ -348,7 +355,7 @@ def run_batched(
             process_rows = np.concatenate([np.arange(bucket.rows)[part] for part in slices])
             batch = jax.tree.map(lambda values, indices=process_rows: values[indices], batch)
         with nullcontext() if mesh is None else jax.set_mesh(mesh):
-            outputs.append(program(model, *shard_batch(batch)))
+            outputs.append(score_batch(model, *shard_batch(batch)))
     by_row: list[Any] = [None] * len(rows)
     for bucket, output in zip(buckets, outputs, strict=True):  # read last, so that devices need not wait
         values = np.asarray(multihost_utils.process_allgather(output, tiled=True), np.float64)
@@ -360,13 +367,14 @@ def run_batched(
 def _row_cost(config: ModelConfig, lengths: np.ndarray) -> np.ndarray:
     """Return the cost of a row with these lengths [...,3] or [...,4], counted in tokens [...].
 
-    Logits are weighted by the memory they take.
+    Reading a token costs 1. Scoring one costs 1 too, and its logits in proportion to the memory they take.
+    Candidates are read and scored; the length of the decoder includes other targets that are read.
     """
-    logits_cost = 1 + config.vocab_size / (HIDDEN_VECTORS_PER_TOKEN * config.d_model)
+    scored_token_cost = 1 + config.vocab_size / (HIDDEN_VECTORS_PER_TOKEN * config.d_model)
     encoder, decoder, *candidates, targets = np.moveaxis(lengths, -1, 0)
     if not candidates:
-        return encoder + decoder + logits_cost * targets
-    return encoder + decoder + (1 + logits_cost) * targets * candidates[0]
+        return encoder + decoder + scored_token_cost * targets
+    return encoder + decoder + (1 + scored_token_cost) * targets * candidates[0]
 
 
 @jax.jit

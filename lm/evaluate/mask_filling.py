@@ -68,17 +68,17 @@ def _with_encoder_tokens(batch: Batch, tokens: Array) -> Batch:
 def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int) -> Array:
     """Fill every mask of the text by mask-predict (Ghazvininejad et al. 2019); returns the text, int32 [B,S].
 
-    Each pass predicts all masked positions at once. Before pass t of T, the n (T - t) / T positions with the
-    least probable tokens are masked again, of n that were masked at first.
+    Each of T passes predicts all masked positions at once. Of the n positions that were masked at first, pass
+    t, counted from 0, masks the n (T - t) / T with the least probable tokens again: pass 0 masks all of them.
     """
     to_fill = _is_masked(batch, mask)
     count = to_fill.sum(-1)
 
     def predict_again(t, state):
         tokens, confidence = state
-        remaining = count * (iterations - t) // iterations
+        num_masked = count * (iterations - t) // iterations
         rank = jnp.argsort(jnp.argsort(jnp.where(to_fill, confidence, jnp.inf), axis=-1), axis=-1)
-        masked = (rank < remaining[:, None]) & to_fill
+        masked = (rank < num_masked[:, None]) & to_fill
         inputs = _with_encoder_tokens(batch, jnp.where(masked, mask, tokens))
         probabilities = jax.nn.softmax(_predict(model, inputs, mask).at[:, :, mask].set(-jnp.inf))
         tokens = jnp.where(masked, probabilities.argmax(-1), tokens).astype(jnp.int32)
@@ -93,8 +93,8 @@ def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int
 def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask: int) -> Array:
     """Fill every mask by Gibbs sampling (Wang and Cho 2019); returns the text, int32 [B,S].
 
-    Each pass visits all positions that were masked at first, one by one, in a random order for each row and
-    pass: the position is masked again, and its token is sampled from the model's prediction. If the
+    Each round visits all positions that were masked at first, one by one, in a random order for each row and
+    round: the position is masked again, and its token is sampled from the model's prediction. If the
     predictions are the conditional probabilities of one joint distribution, the samples converge to it. The
     same ``key`` gives the same text.
     """
@@ -106,13 +106,13 @@ def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask
         turn = step % visits
         shuffled = jax.random.uniform(jax.random.fold_in(key, 2 * (step // visits)), to_fill.shape)
         position = jnp.argsort(jnp.where(to_fill, shuffled, jnp.inf), axis=-1)[:, turn]
-        here = (jnp.arange(to_fill.shape[1])[None] == position[:, None]) & (turn < count)[:, None]
-        inputs = _with_encoder_tokens(batch, jnp.where(here, mask, tokens))
+        is_visited = (jnp.arange(to_fill.shape[1])[None] == position[:, None]) & (turn < count)[:, None]
+        inputs = _with_encoder_tokens(batch, jnp.where(is_visited, mask, tokens))
         logits = jnp.take_along_axis(_predict(model, inputs, mask), position[:, None, None], axis=1)[:, 0]
         drawn = jax.random.categorical(
             jax.random.fold_in(key, 2 * step + 1), logits.at[:, mask].set(-jnp.inf)
         )
-        return jnp.where(here, drawn[:, None], tokens).astype(jnp.int32)
+        return jnp.where(is_visited, drawn[:, None], tokens).astype(jnp.int32)
 
     tokens = jnp.asarray(batch.side("encoder").tokens, jnp.int32)
     return jax.lax.fori_loop(0, iterations * visits, visit, tokens)
@@ -127,8 +127,9 @@ def metropolis_hastings(
     Also return which share of the proposals was accepted [B]. A proposal is a step of Gibbs sampling. It is
     accepted so that texts are drawn with a probability in proportion to exp(pseudo_log_likelihood), which
     exists even if the model's predictions are the conditional probabilities of no joint distribution. Each of
-    the ``iterations`` passes proposes as many times as there are masks, and costs a pass over the text for
-    each of its tokens. The same ``key`` gives the same text.
+    the ``iterations`` rounds makes as many proposals as there are masks. A proposal needs a forward pass for
+    every position of the text, to compute its pseudo-log-likelihood, and one more. The same ``key`` gives the
+    same text.
     """
     to_fill = _is_masked(batch, mask)
     count = to_fill.sum(-1)
@@ -207,12 +208,12 @@ def ancestral(model: Transformer, batch: Batch, key: Array, *, iterations: int, 
 def most_confident_first(
     model: Transformer, batch: Batch, key: Array, *, iterations: int, mask: int, temperature: float
 ) -> Array:
-    """Fill every mask, those first of which the model is surest; returns the text, int32 [B,S].
+    """Fill every mask, the most confident predictions first; returns the text, int32 [B,S].
 
-    Each pass predicts a token for every mask and keeps the most probable ones: as many in each pass, so that
-    after pass t of T there are n (T - t) / T masks left of n. This is LLaDA's low-confidence remasking (Nie
-    et al. 2025, section 2.4). Unlike ``mask_predict`` it predicts no position again. Tokens are the likeliest
-    ones at temperature 0, else they are sampled.
+    Each pass predicts a token for every mask and keeps the most probable ones. Every pass keeps the same
+    number: of n masks, n (T - t) / T are left after t of T passes. This is LLaDA's low-confidence remasking
+    (Nie et al. 2025, section 2.4). Unlike ``mask_predict`` it predicts no position again. Tokens are the
+    likeliest ones at temperature 0, else they are sampled.
     """
     to_fill = _is_masked(batch, mask)
     count = to_fill.sum(-1)
@@ -225,9 +226,9 @@ def most_confident_first(
             predicted = logits.argmax(-1)
         probabilities = jnp.take_along_axis(jax.nn.softmax(logits), predicted[..., None], axis=-1)[..., 0]
         is_mask = to_fill & (tokens == mask)
-        remaining = count * (iterations - 1 - step) // iterations
+        num_left = count * (iterations - 1 - step) // iterations
         rank = jnp.argsort(jnp.argsort(jnp.where(is_mask, probabilities, jnp.inf), axis=-1), axis=-1)
-        return jnp.where(is_mask & (rank >= remaining[:, None]), predicted, tokens).astype(jnp.int32)
+        return jnp.where(is_mask & (rank >= num_left[:, None]), predicted, tokens).astype(jnp.int32)
 
     tokens = jnp.asarray(batch.side("encoder").tokens, jnp.int32)
     return jax.lax.fori_loop(0, iterations, predict, tokens)

@@ -17,10 +17,10 @@ ExampleValues = dict[str, np.ndarray]  # name -> a value of each row
 
 
 class ScoredChoice(NamedTuple):
-    """The log-probabilities of a row's pairs, and which pair is right."""
+    """The log-probabilities of the answers of a row's (inputs, answer) pairs."""
 
-    log_probs: np.ndarray  # float64 [C]
-    gold: int
+    log_probs: np.ndarray  # float64 [C] nats
+    gold: int  # index of the right pair
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def likelihoods_from_log_probs(
     num_bytes = np.array([sizes[gold] for sizes, gold in zip(choices.num_bytes, choices.gold, strict=True)])
     if not choices.is_choice:
         return GoldLikelihoods(bits, num_bytes)
-    scale = fit_inverse_temperature(rows if calibration is None else calibration)
-    above_chance = np.array([bits_above_chance(row, scale) for row in rows])
+    inverse_temperature = fit_inverse_temperature(rows if calibration is None else calibration)
+    above_chance = np.array([bits_above_chance(row, inverse_temperature) for row in rows])
     ranked_first = likeliest_pairs(log_probs, choices) == np.array(choices.gold)
     return GoldLikelihoods(bits, num_bytes, above_chance, ranked_first.astype(np.float64))
 
@@ -117,15 +117,15 @@ def fit_inverse_temperature(rows: Sequence[ScoredChoice]) -> float:
     """
     from scipy.optimize import minimize_scalar
 
-    def cost(scale: float) -> float:
-        return -float(np.mean([bits_above_chance(row, scale) for row in rows]))
+    def cost(inverse_temperature: float) -> float:
+        return -float(np.mean([bits_above_chance(row, inverse_temperature) for row in rows]))
 
     return float(minimize_scalar(cost, bounds=(0, 4), method="bounded").x)
 
 
-def bits_above_chance(row: ScoredChoice, scale: float) -> float:
-    """Return log2 C + log2 of the right pair's share of p^scale, from log p [nats] of C pairs."""
-    logits = scale * (row.log_probs / log(2))
+def bits_above_chance(row: ScoredChoice, inverse_temperature: float) -> float:
+    """Return log2 C + log2 (p_gold^s / sum_c p_c^s) of a row of C pairs; s is the inverse temperature."""
+    logits = inverse_temperature * (row.log_probs / log(2))
     highest = logits.max()
     normaliser = np.log2(np.exp2(logits - highest).sum())
     return float(np.log2(len(logits)) + logits[row.gold] - highest - normaliser)

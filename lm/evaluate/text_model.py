@@ -23,9 +23,9 @@ from lm.evaluate.loglikelihood import Masking, Request, ShardBatch, TokenIds, sc
 BATCH_SIZE = 32  # prompts that are answered together [rows]
 MIN_PADDED_LENGTH = 16  # smallest of the powers of two to which prompts are padded [tokens]
 DEFAULT_LENGTH = 256  # longest answer if a request gives no length, as in the harness [tokens]
-DEFAULT_TOP_K = 50  # number of tokens to sample from if a request gives none, as in transformers [tokens]
-# the names of that length in requests
+# settings by which a request may give the length of the longest answer: the first that is given counts
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+DEFAULT_TOP_K = 50  # number of tokens to sample from if a request gives none, as in transformers [tokens]
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "num_beams", "seed")
 
 
@@ -43,8 +43,8 @@ class TextModel:
     max_length: int | None = None  # longest row; None: model.positions.max_length [tokens]
 
     @property
-    def max_prompt_length(self) -> int:
-        """Return the maximum number of tokens of a text, without special tokens.
+    def max_text_length(self) -> int:
+        """Return the maximum number of tokens of a text that is scored, without special tokens.
 
         These, a decoder's start token or those in ``masking``, are added when it is scored.
         """
@@ -77,7 +77,7 @@ class TextModel:
         for index, text in enumerate(texts):
             is_encoder = self.masking is not None
             ids = self.encode(text) if is_encoder else self._without_start(self.encode_prompt(text))
-            text_requests = list(rolling_windows(ids, self._prefix_ids(), self.max_prompt_length))
+            text_requests = list(rolling_windows(ids, self._prefix_ids(), self.max_text_length))
             requests += text_requests
             text_indices += [index] * len(text_requests)
         totals: list[float] = [0] * len(texts)
@@ -112,7 +112,13 @@ class TextModel:
         return answers
 
     def encode_pair(self, context: str, continuation: str) -> Request:
-        """Return the ids of a context and of its continuation."""
+        """Return the ids of a context and of its continuation, to be scored.
+
+        Spaces at the end of the context move to the continuation. Without a context the prefix token is the
+        context; it is not repeated if the ids of the continuation begin with it. An encoder-decoder's two
+        texts are tokenized separately; else they are tokenized together and split where the tokens of the
+        context end.
+        """
         if not context.strip() and not self._is_encoder_decoder:
             context, continuation = "", context + continuation
         if not context:
@@ -157,7 +163,7 @@ class TextModel:
 
     def _truncate(self, context: TokenIds, continuation: TokenIds) -> Request:
         """Drop the beginning of a context that is too long; SettingError if the continuation alone is."""
-        room = self.max_prompt_length
+        room = self.max_text_length
         if len(continuation) > room:
             raise SettingError(
                 f"a continuation of {len(continuation)} tokens exceeds the {room} of the model"
@@ -172,15 +178,19 @@ class TextModel:
         self, prompts: Sequence[Sequence[int]], decoding: Decoding, key: jax.Array
     ) -> np.ndarray:
         """Return the answers to prompts of ids, int32 [R,max_length]; R - len(prompts) rows are padding."""
-        config, mesh = self.model.config, getattr(jax.tree.leaves(self.model)[0].sharding, "mesh", None)
+        config = self.model.config
+        first_parameter = jax.tree.leaves(self.model)[0]
+        mesh = getattr(first_parameter.sharding, "mesh", None)
         shards = 1 if mesh is None else sharding.batch_shards(mesh.shape)
         rows = -(-BATCH_SIZE // shards) * shards
         length = MIN_PADDED_LENGTH
         while length < max(map(len, prompts)):
             length *= 2
         if config.has_max_length:
-            most = config.positions.max_length
-            length = min(length, most if config.has_encoder else most + 1 - decoding.max_length)
+            max_length = config.positions.max_length
+            if not config.has_encoder:  # a decoder reads the answer, but for its last token, after the prompt
+                max_length += 1 - decoding.max_length
+            length = min(length, max_length)
         tokens = np.full((rows, length), config.special.pad, np.int32)
         segments = np.zeros(tokens.shape, np.int32)
         for row, ids in enumerate(prompts):
@@ -195,8 +205,8 @@ class TextModel:
 def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Request]:
     """Yield (context, continuation) pairs in which every token is scored once.
 
-    The first has ``prefix`` as its context. The last one is as full as the others, with tokens that were
-    scored before as its context; every context has at least one token.
+    The context of the first pair is ``prefix``, which may be empty. Every later context has at least one
+    token. That of the last pair may have more, which were scored before, so that its window is full too.
     """
     if len(ids):
         yield prefix, ids[:length]
@@ -208,7 +218,8 @@ def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Re
 def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
     """Return the decoding settings of a request, and the seed; raise SettingError for unknown settings.
 
-    Their names, defaults and rules of beam search are those of transformers.
+    The default length is that of lm-evaluation-harness. The other defaults and the rules of beam search are
+    those of transformers, but a temperature above 0 samples without ``do_sample`` too.
     """
     known = {*LENGTH_NAMES, *SAMPLING, "until"}
     if unknown := sorted(settings.keys() - known):

@@ -63,8 +63,9 @@ UNPROMPTABLE = ("bos", "eos", "unk", "sep", "pad", "cls")  # special tokens that
 
 # Limits of a tokenizer.json, which is not trusted
 MAX_FILE_BYTES = 1 << 28  # the largest published ones have 40 MB [bytes]
-MAX_GROWTH = 100  # factor by which all replacements together may lengthen a text; published ones: 3
-# what may be added before a text or replace one character [characters], or be put around a text [ids]
+MAX_GROWTH = 100  # factor by which all `Replace` components together may lengthen a text; published ones: 3
+MAX_MAPPED_GROWTH = 1_000  # factor with maps of characters (`Precompiled`) too; a map of NFKC alone: 18
+# what may be added before a text or replace a match [characters], or be put around a text [ids]
 MAX_ADDED = 1_000
 
 
@@ -103,16 +104,16 @@ class PretrainedTokenizer(Tokenizer):
             return next((self.vocab[token] for token in spellings if token in self.vocab), None)
 
         return {
-            role: first_id((*self._config_tokens(role), *spellings, *self._other_tokens(role)))
+            role: first_id((*self._preferred_spellings(role), *spellings, *self._fallback_spellings(role)))
             for role, spellings in SPECIAL_TOKEN_SPELLINGS.items()
         }
 
-    def _config_tokens(self, _role: str) -> tuple[str, ...]:
-        """Return the token that tokenizer_config.json names for a role such as "mask", as a tuple, or ()."""
+    def _preferred_spellings(self, _role: str) -> tuple[str, ...]:
+        """Return the spelling of a role, such as "mask", that is tried before the usual ones, or ()."""
         return ()
 
-    def _other_tokens(self, _role: str) -> tuple[str, ...]:
-        """Return the token for a role of which the vocabulary has none of the usual spellings, or ()."""
+    def _fallback_spellings(self, _role: str) -> tuple[str, ...]:
+        """Return the spelling of a role that is tried after the usual ones, or ()."""
         return ()
 
     @functools.cached_property
@@ -172,15 +173,16 @@ class HFTokenizer(PretrainedTokenizer):
     def vocab(self) -> Mapping[str, int]:
         return self.backend.get_vocab(with_added_tokens=True)
 
-    def _config_tokens(self, role: str) -> tuple[str, ...]:
+    def _preferred_spellings(self, role: str) -> tuple[str, ...]:
         if role in ("pad", "eos"):  # a causal model may be given another EOS
             return ()
-        return self._named_tokens(role)
+        return self._spelling_in_config(role)
 
-    def _other_tokens(self, role: str) -> tuple[str, ...]:
-        return self._named_tokens(role) if role == "eos" else ()
+    def _fallback_spellings(self, role: str) -> tuple[str, ...]:
+        return self._spelling_in_config(role) if role == "eos" else ()
 
-    def _named_tokens(self, role: str) -> tuple[str, ...]:
+    def _spelling_in_config(self, role: str) -> tuple[str, ...]:
+        """Return the spelling that tokenizer_config.json names for a role, or ()."""
         token = _token_content(json.loads(self.config).get(f"{role}_token"))
         return (token,) if isinstance(token, str) else ()
 
@@ -245,9 +247,9 @@ class HFTokenizer(PretrainedTokenizer):
             return self.encode(text)
         parts, names = special.split(text), special.findall(text)
         for index, name in enumerate(names):  # a token may take the blanks beside it, as RoBERTa's mask does
-            if name in self._blank_takers[0]:
+            if name in self._strips_left:
                 parts[index] = parts[index].rstrip()
-            if name in self._blank_takers[1]:
+            if name in self._strips_right:
                 parts[index + 1] = parts[index + 1].lstrip()
         ids = self.encode(parts[0])
         for name, following in zip(names, parts[1:], strict=True):
@@ -255,11 +257,16 @@ class HFTokenizer(PretrainedTokenizer):
         return ids
 
     @functools.cached_property
-    def _blank_takers(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Return the tokens that take the blanks before them, and those that take the blanks after."""
+    def _strips_left(self) -> frozenset[str]:
+        """Return the added tokens that take the blanks before them."""
         added = self.backend.get_added_tokens_decoder().values()
-        before = frozenset(token.content for token in added if token.lstrip)
-        return before, frozenset(token.content for token in added if token.rstrip)
+        return frozenset(token.content for token in added if token.lstrip)
+
+    @functools.cached_property
+    def _strips_right(self) -> frozenset[str]:
+        """Return the added tokens that take the blanks after them."""
+        added = self.backend.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.rstrip)
 
     def _spell_mask(self, text: str) -> str:
         """Return ``text`` with MASK replaced by the tokenizer's own spelling of the mask."""
@@ -373,7 +380,7 @@ class PretrainedSentencePieceTokenizer(PretrainedTokenizer):
 
     def export_files_with(self, template: SpecialTokenTemplate) -> Mapping[str, bytes]:
         if self.cls is not None and template.prefix == (self.cls,):
-            return self.files()  # an encoder's, around whose texts its class of transformers puts these too
+            return self.files()  # transformers' class for this encoder puts the same tokens around a text
         raise SettingError(
             f"{self.path.name} cannot say which special tokens the head has read around a text: put a "
             "tokenizer.json beside it"
@@ -491,21 +498,24 @@ def as_setting_error(path: Path) -> Iterator[None]:
 def check_tokenizer_json(path: Path) -> None:
     """Raise SettingError for a tokenizer.json that could take unbounded time or memory, before it is loaded.
 
-    Checked are the size of the file, how much its replacements may lengthen a text, and how many characters
-    or ids it adds: a text may not become a thousand times longer, nor get a million ids around it.
+    Checks the size of the file, the factor by which all replacements together may lengthen a text (at most
+    MAX_GROWTH, or MAX_MAPPED_GROWTH with maps of characters), and how many characters or ids each component
+    adds (at most MAX_ADDED).
     """
     if (size := path.stat().st_size) > MAX_FILE_BYTES:
         raise SettingError(f"{path} has {size} bytes; a tokenizer has {MAX_FILE_BYTES} at most")
-    growth, added = 1.0, 0
+    growth, mapped_growth, added = 1.0, 1.0, 0
     for component in _components(parse_json(path.read_bytes(), path)):
         try:
             growth *= _growth_bound(component)
+            mapped_growth *= _mapped_growth_bound(component)
             added = max(added, _addition_bound(component))
         except (AttributeError, TypeError, ValueError, OverflowError, KeyError) as error:
             raise SettingError(f"{path} has a malformed {component.get('type')!r}: {error!r:.200}") from error
-    if growth > MAX_GROWTH:
-        times = f"up to {growth:.3g} times longer; at most {MAX_GROWTH}"
-        raise SettingError(f"{path}: its replacements make a text {times}")
+    for factor, limit in ((growth, MAX_GROWTH), (growth * mapped_growth, MAX_MAPPED_GROWTH)):
+        if factor > limit:
+            times = f"up to {factor:.3g} times longer; at most {limit}"
+            raise SettingError(f"{path}: its replacements make a text {times}")
     if added > MAX_ADDED:
         raise SettingError(f"{path}: it adds {added} characters or ids to a text; at most {MAX_ADDED}")
 
@@ -525,7 +535,7 @@ def _components(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth_bound(component: dict[str, Any]) -> float:
-    """Return by which factor a component may lengthen a text at most."""
+    """Return by which factor a component may lengthen a text at most, if it is a ``Replace``; else 1."""
     if component["type"] != "Replace":
         return 1.0
     pattern, content = component["pattern"], component["content"]
@@ -534,16 +544,24 @@ def _growth_bound(component: dict[str, Any]) -> float:
     return len(content) + 1.0  # a regular expression may match between all characters
 
 
+def _mapped_growth_bound(component: dict[str, Any]) -> float:
+    """Return by which factor a component may lengthen a text at most, if it is a map of characters; else 1.
+
+    A ``Precompiled`` map replaces one or more characters by at most its longest replacement.
+    """
+    if component["type"] != "Precompiled" or not component["precompiled_charsmap"]:
+        return 1.0
+    charsmap = base64.b64decode(component["precompiled_charsmap"])
+    trie_bytes = int.from_bytes(charsmap[:4], "little")
+    replacements = charsmap[4 + trie_bytes :].split(b"\0")
+    return max(1.0, *(len(text.decode(errors="replace")) for text in replacements))
+
+
 def _addition_bound(component: dict[str, Any]) -> int:
     """Return how many characters or ids a component may add to a text at most."""
     if component["type"] == "TemplateProcessing":
         counts = {name: len(token["ids"]) for name, token in component["special_tokens"].items()}
         items = [*component["single"], *component["pair"]]
         return sum(counts.get(item["SpecialToken"]["id"], 0) for item in items if "SpecialToken" in item)
-    if component["type"] == "Precompiled" and component["precompiled_charsmap"]:
-        charsmap = base64.b64decode(component["precompiled_charsmap"])
-        trie_bytes = int.from_bytes(charsmap[:4], "little")
-        replacements = charsmap[4 + trie_bytes :].split(b"\0")
-        return max(map(len, replacements), default=0)
     texts = (component.get(key) for key in ("prepend", "content"))
     return max((len(text) for text in texts if isinstance(text, str)), default=0)

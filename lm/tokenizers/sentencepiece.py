@@ -112,7 +112,7 @@ class TrainedTokenizer(Tokenizer):
     def export_files(self, begin: int | None, end: int | None) -> Mapping[str, bytes]:
         ends = () if end is None else (end,)
         prefix = () if begin is None else (begin,)
-        return self.export_files_with(SpecialTokenTemplate(prefix, ends, ends, second_type=1))
+        return self.export_files_with(SpecialTokenTemplate(prefix, ends, ends, second_token_type=1))
 
     def export_files_with(self, template: SpecialTokenTemplate) -> Mapping[str, bytes]:
         """Return tokenizer.json with the same ids, tokenizer_config.json and the tokenizer's own file."""
@@ -194,10 +194,10 @@ class SentencePieceTokenizer(TrainedTokenizer):
         return [np.asarray(ids, np.int32) for ids in self.processor.encode(list(texts), num_threads=1)]
 
     def encode_continuation(self, text: str) -> list[int]:
-        return self.encode(text) if text[:1].isspace() else self._within_words.encode(text)
+        return self.encode(text) if text[:1].isspace() else self._processor_without_dummy_prefix.encode(text)
 
     @functools.cached_property
-    def _within_words(self) -> sentencepiece.SentencePieceProcessor:
+    def _processor_without_dummy_prefix(self) -> sentencepiece.SentencePieceProcessor:
         """Return the same model without the dummy prefix, so that text may begin within a word."""
         model = sentencepiece_model_pb2.ModelProto.FromString(self.processor.serialized_model_proto())
         model.normalizer_spec.add_dummy_prefix = False
@@ -302,10 +302,10 @@ def template_processing(
         return [f"{backend.id_to_token(token_id)}:{token_type}" for token_id in ids]
 
     def spelled_suffix(token_type: int) -> list[str]:
-        last_type = token_type if template.last_type is None else template.last_type
-        return [*spelled(template.suffix[:-1], token_type), *spelled(template.suffix[-1:], last_type)]
+        last_token_type = token_type if template.last_token_type is None else template.last_token_type
+        return [*spelled(template.suffix[:-1], token_type), *spelled(template.suffix[-1:], last_token_type)]
 
-    second = template.second_type
+    second = template.second_token_type
     first = [*spelled(template.prefix), "$A:0"]
     last = [f"$B:{second}", *spelled_suffix(second)]
     ids = dict.fromkeys((*template.prefix, *template.separator, *template.suffix))
@@ -346,8 +346,10 @@ def train_sentencepiece(
 ) -> Path:
     """Train a SentencePiece model of ``size`` pieces, write it to ``path`` and return ``path``.
 
-    It is trained on the first of ``texts``, deterministically, and written with a checksum. As in T5,
-    normalisation is nmt_nfkc and unknown characters have id 2; 94 required characters cover all of ASCII.
+    It is trained on the first ``size`` * TRAINING_CHARACTERS_PER_TOKEN characters of ``texts``,
+    deterministically, and written with a checksum. As in T5, normalisation is nmt_nfkc and unknown characters
+    have id 2. Unless the vocabulary is too small (MIN_PIECES_PER_REQUIRED_CHARACTER), the letters, digits and
+    punctuation of ASCII become pieces even if the text lacks them.
     With ``unknown="bytes"`` (byte fallback) 256 of the pieces are bytes, so that any other character that
     normalisation leaves can be encoded and decoded, and id 2 never occurs. SettingError if ``size`` does not
     suit the text.

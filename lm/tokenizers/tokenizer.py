@@ -17,7 +17,7 @@ import numpy as np
 
 PAD, EOS, UNK = 0, 1, 2  # ids of the tokenizers trained here, as in T5
 MASK = "[MASK]"  # how a user writes the mask, however the tokenizer spells it
-CLS = "[CLS]"  # how the token is shown that begins what an encoder reads
+CLS = "[CLS]"  # how the first token of an encoder's row is shown
 METASPACE = "\u2581"  # how SentencePiece writes the space before a word
 # the algorithms that can be trained here: unigram language model [Kudo 2018], byte-pair encoding [Sennrich et
 # al. 2016], and WordPiece, whose ##X continues a word [Schuster and Nakajima 2012]
@@ -48,9 +48,9 @@ class SpecialTokenTemplate(NamedTuple):
     prefix: tuple[int, ...]
     separator: tuple[int, ...]  # between the texts of a pair
     suffix: tuple[int, ...]
-    second_type: int  # token type of the second text
+    second_token_type: int  # token type of the second text
     # token type of the last special token, if other than that of the text before it (XLNet)
-    last_type: int | None = None
+    last_token_type: int | None = None
 
 
 class Tokenizer(abc.ABC):
@@ -73,7 +73,10 @@ class Tokenizer(abc.ABC):
     @property
     @abc.abstractmethod
     def vocab(self) -> Mapping[str, int]:
-        """Return the id of every token; special tokens are included in published tokenizers only."""
+        """Return the id of every token.
+
+        Of tokenizers trained here it leaves out the sentinels, and of bytes all special tokens.
+        """
 
     @property
     @abc.abstractmethod
@@ -101,7 +104,10 @@ class Tokenizer(abc.ABC):
 
     @property
     def unusable_sentinels(self) -> str:
-        """Return why tokens spelled as sentinels are none, for a message; "" unless there are such tokens."""
+        """Return why the tokens ``<extra_id_k>`` of the vocabulary cannot serve as sentinels, for a message.
+
+        "" if there are no such tokens, or if they can.
+        """
         return ""
 
     @property
@@ -144,7 +150,11 @@ class Tokenizer(abc.ABC):
         return [token for token in (begin, *ids, end) if token is not None]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of a prompt, in which ``[MASK]`` and ``<extra_id_k>`` are special tokens."""
+        """Return the ids of a prompt, in which ``[MASK]`` and ``<extra_id_k>`` are special tokens.
+
+        A tokenizer without a mask leaves ``[MASK]`` out (``HFTokenizer`` encodes it as text); an
+        ``<extra_id_k>`` that it lacks is encoded as text.
+        """
         return self.encode_replacing_masks(text, [self.mask] * text.count(MASK))
 
     def encode_replacing_masks(self, text: str, replacements: Sequence[int | None]) -> list[int]:

@@ -16,7 +16,7 @@ from paths import ROOT
 from scored_runs import HEADS, SMALL, read, run_of
 from tiny import TINY
 
-from experiments.evaluate.tasks import Rows, find_members, score_run
+from experiments.evaluate.tasks import RowSelection, find_members, score_run
 from experiments.runs import prepare as data
 from experiments.runs.checks import declared_tasks
 from experiments.runs.paths import save_settings
@@ -406,7 +406,7 @@ def test_sets_of_the_hub_come_from_the_package_datasets_and_its_lack_is_said(fil
 
 def test_a_run_is_scored_on_a_task_file_by_what_was_tuned_for_it_else_by_what_was_tuned(files, cache):
     folder, *_ = run_of(files, "files", {"tuning.mixtures": ("colours.toml",)})
-    score_run(folder, ["colours.toml"], "", Rows())
+    score_run(folder, ["colours.toml"], "", RowSelection())
     scores, lines = read(folder / "scores" / "colours.toml" / "colours.toml" / "validation")
     assert scores["metrics"].keys() == {"exact_match", "score"} and lines[0]["target"] == "white"
     assert len(lines[0]["prediction"].encode()) <= 16

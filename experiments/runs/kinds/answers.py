@@ -75,11 +75,12 @@ def make_eval_task(
     """
     length, size = experiment.tuning.inputs_length, experiment.finetuning.batch_size
     architecture = experiment.model.architecture
-    output: Callable[[Any, Any], jax.Array]
-    answer: Callable[[Row, np.ndarray], Any]
+    predict_batch: Callable[[Any, Any], jax.Array]
+    postprocess_output: Callable[[Row, np.ndarray], Any]
     if isinstance(task, LabelledTask):
         reader = reader_of(experiment, task, vocabulary)
-        batches, output, answer = labelled_eval_batches(reader, rows, size), _head_output, reader.answer
+        batches = labelled_eval_batches(reader, rows, size)
+        predict_batch, postprocess_output = _head_output, reader.answer
     else:
         prompts = [(vocabulary.encode(task.to_text(row)[0]), ()) for row in rows]
         lengths = Lengths(raw=length, inputs=length, targets=1)
@@ -87,8 +88,13 @@ def make_eval_task(
         batches = eval_batches(
             prompts, architecture=architecture, lengths=lengths, batch_size=size, boundary=boundary
         )
-        output, answer = partial(greedy, max_length=targets_length), lambda row, ids: vocabulary.decode(ids)
-    return EvalTask(task, rows, rows_of_process(mesh, size, batches), output, answer)
+        predict_batch = partial(greedy, max_length=targets_length)
+        postprocess_output = partial(_decode_answer, vocabulary)
+    return EvalTask(task, rows, rows_of_process(mesh, size, batches), predict_batch, postprocess_output)
+
+
+def _decode_answer(vocabulary: Tokenizer, _row: Row, ids: np.ndarray) -> str:
+    return vocabulary.decode(ids)
 
 
 _head_output = jax.jit(finetune.ModelWithHead.__call__)  # model, batch -> output of its head

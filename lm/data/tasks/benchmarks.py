@@ -386,7 +386,7 @@ _TABLE = (
         label_of,
         STSB,
         stsb_text,
-        postprocess=lambda text, row: metrics.number(text),
+        postprocess=lambda text, row: metrics.parse_number(text),
     ),
     classification("glue/qqp", "question1 question2", ("not_duplicate", "duplicate"), F1_ACCURACY, "GLUE"),
     classification("glue/mnli", "hypothesis premise", MNLI, ACCURACY, "GLUE", validation=BOTH_MNLI_SETS),

@@ -56,8 +56,8 @@ TEXT_METRICS: dict[str, metrics.Metric] = {
     "word_accuracy": metrics.word_accuracy,
     "bleu": metrics.bleu,
     **{kind: metrics.rouge(kind) for kind in ("rouge1", "rouge2", "rougeLsum")},
-    "pearson": lambda targets, texts: metrics.pearson([*map(metrics.number, targets)], texts),
-    "spearman": lambda targets, texts: metrics.spearman([*map(metrics.number, targets)], texts),
+    "pearson": lambda targets, texts: metrics.pearson([*map(metrics.parse_number, targets)], texts),
+    "spearman": lambda targets, texts: metrics.spearman([*map(metrics.parse_number, targets)], texts),
 }
 MAX_COUNTED_LABELS = 10  # messages count the rows by label of tasks with at most so many labels
 NUMBER_METRICS = ("pearson", "spearman")  # their targets are numbers

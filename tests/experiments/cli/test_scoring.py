@@ -20,18 +20,18 @@ from experiments.cli.convert import export_checkpoint
 from experiments.cli.data_tasks import data_tasks
 from experiments.cli.draw import write_picture
 from experiments.cli.generate import GAP, generate
-from experiments.evaluate import generation
+from experiments.evaluate import generation, likelihood
 from experiments.evaluate.generation import Filling, fill_gaps
 from experiments.evaluate.likelihood import (
     Scoring,
     json_line,
+    read_texts,
     score_texts,
     show_likelihoods,
     text_rates,
-    texts_of,
     trained_length,
 )
-from experiments.evaluate.tasks import Rows, mean_embeddings, score_file, score_run
+from experiments.evaluate.tasks import RowSelection, mean_embeddings, score_file, score_run
 from experiments.notebook import load_run
 from experiments.runs import provenance
 from experiments.runs.init_from import overrides_of_start
@@ -97,7 +97,7 @@ def nothing_else(monkeypatch):
 )
 def test_a_run_is_asked_as_in_fine_tuning_by_the_model_tuned_for_the_task(task, given, runs):
     folder, experiment, made = run_of(runs, f"{task.name}-{given.get('model.architecture')}", given)
-    score_run(folder, [task.name], "", Rows())
+    score_run(folder, [task.name], "", RowSelection())
     scores, lines = read(folder / "scores" / task.name / task.name / "validation")
     (state, steps), rows = made[task.name], task.rows("validation", runs / "cache")
     expected = predict(
@@ -120,7 +120,7 @@ def test_rows_that_are_others_than_in_training_are_scored_and_said(runs, capsys)
     now = TASKS["xquad_enro"].rows("validation", runs / "cache").fingerprint
     for known, count in ((now, 0), ("other", 1)):
         provenance.record(place, provenance.read(place) | {"data": {"xquad_enro validation": known}})
-        score_run(folder, ["xquad_enro"], "", Rows(limit=1))
+        score_run(folder, ["xquad_enro"], "", RowSelection(limit=1))
         assert capsys.readouterr().out.count("these rows are not those") == count
 
 
@@ -128,7 +128,7 @@ def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unkno
     runs, capsys
 ):
     folder, *_ = run_of(runs, "texts", TEXTS)
-    score_run(folder, ["sst2", "xquad_enro"], "pretraining", Rows(limit=1))
+    score_run(folder, ["sst2", "xquad_enro"], "pretraining", RowSelection(limit=1))
     scores, lines = read(folder / "scores" / "pretraining" / "sst2" / "validation")
     assert scores == {"rows": 1, "metrics": {}}
     assert lines[0]["inputs"] == "sst2 sentence: It is so."
@@ -159,7 +159,7 @@ def test_what_cannot_be_scored_is_named_before_a_model_is_loaded(given, names, s
     folder = runs / "nano" / "untrained"
     save_settings(folder, changes(Experiment(), SMALL | given), runs / "cache")
     with pytest.raises(SettingError, match=message):
-        score_run(folder, names, settings.get("mixture", ""), Rows(limit=settings.get("limit", 0)))
+        score_run(folder, names, settings.get("mixture", ""), RowSelection(limit=settings.get("limit", 0)))
 
 
 @pytest.mark.parametrize("architecture", ["encoder-decoder", "prefix-decoder"])
@@ -177,23 +177,23 @@ def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, t
         ("a.jsonl", '{"prediction": "acceptable"}\n"unacceptable"'),
     ):
         (tmp_path / name).write_text(text)
-        score_file(tmp_path / name, "cola", Rows(runs=runs))
+        score_file(tmp_path / name, "cola", RowSelection(runs=runs))
         assert "100.00" in capsys.readouterr().out
     with pytest.raises(SettingError, match="has 2 predictions .* has 1 references"):
-        score_file(tmp_path / "a.txt", "cola", Rows(limit=1, runs=runs))
+        score_file(tmp_path / "a.txt", "cola", RowSelection(limit=1, runs=runs))
     for path, name, message in (
         (tmp_path / "b.txt", "cola", "b.txt"),
         (tmp_path / "a.txt", "cole", "mean 'cola'"),
     ):
         with pytest.raises(SettingError, match=message):
-            score_file(path, name, Rows(runs=runs))
+            score_file(path, name, RowSelection(runs=runs))
 
 
 def test_answers_of_a_file_with_a_byte_order_mark_are_those_without(runs, tmp_path, capsys):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfacceptable\nunacceptable\n")
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf"acceptable"\n"unacceptable"')
     for name in ("a.txt", "a.jsonl"):
-        score_file(tmp_path / name, "cola", Rows(runs=runs))
+        score_file(tmp_path / name, "cola", RowSelection(runs=runs))
         assert "100.00" in capsys.readouterr().out
 
 
@@ -210,14 +210,14 @@ def test_answers_of_a_file_with_a_byte_order_mark_are_those_without(runs, tmp_pa
 def test_what_is_no_answer_is_refused_with_its_line(line, message, runs, tmp_path):
     (tmp_path / "a.jsonl").write_text(f'{{"prediction": "acceptable"}}\n{line}\n')
     with pytest.raises(SettingError, match=message):
-        score_file(tmp_path / "a.jsonl", "cola", Rows(runs=runs))
+        score_file(tmp_path / "a.jsonl", "cola", RowSelection(runs=runs))
 
 
 def test_answers_to_rows_without_labels_and_alike_answers_have_no_score(runs, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("garbage\ngarbage\n")
     with pytest.raises(SettingError, match="'sst2': row 1"):
-        score_file(tmp_path / "a.txt", "sst2", Rows(runs=runs))
-    score_file(tmp_path / "a.txt", "cola", Rows(runs=runs))
+        score_file(tmp_path / "a.txt", "sst2", RowSelection(runs=runs))
+    score_file(tmp_path / "a.txt", "cola", RowSelection(runs=runs))
     assert "0.00" in capsys.readouterr().out, "answering every example alike is chance level"
 
 
@@ -234,9 +234,9 @@ def test_answers_end_at_newlines_alone(name, text, rows, runs, tmp_path, monkeyp
     monkeypatch.setattr(
         type(TASKS["cola"]), "evaluate", lambda task, rows, found: read.extend(found) or {"score": 0}
     )
-    monkeypatch.setattr(Rows, "of", lambda *_: rows)
+    monkeypatch.setattr(RowSelection, "select", lambda *_: rows)
     (tmp_path / name).write_bytes(text.encode())
-    score_file(tmp_path / name, "cola", Rows(runs=runs))
+    score_file(tmp_path / name, "cola", RowSelection(runs=runs))
     assert read == rows
 
 
@@ -256,10 +256,10 @@ def test_a_run_reads_the_cache_that_it_recorded_or_is_told_and_says_which(
     folder, *_ = run_of(runs, "moved", TEXTS)
     copied = tmp_path / "project" / "moved"
     shutil.copytree(folder, copied)
-    score_run(folder, ["xquad_enro"], "", Rows(limit=1))
+    score_run(folder, ["xquad_enro"], "", RowSelection(limit=1))
     assert f"prepared for the run: {runs / 'cache'}\n" in capsys.readouterr().out
     monkeypatch.setenv("LM_CACHE", str(runs / "cache"))
-    score_run(copied, ["xquad_enro"], "", Rows(limit=1))
+    score_run(copied, ["xquad_enro"], "", RowSelection(limit=1))
     assert f"prepared for the run: {runs / 'cache'}\n" in capsys.readouterr().out
 
 
@@ -457,13 +457,13 @@ def test_a_perplexity_that_is_no_float_is_infinite_and_null_in_json(capsys):
 def test_lines_without_a_continuation_are_named(name, text, message, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(SettingError, match=message):
-        texts_of(tmp_path / name)
+        read_texts(tmp_path / name)
 
 
 @pytest.mark.parametrize("architecture", ["decoder", pytest.param("encoder-decoder", marks=pytest.mark.slow)])
 def test_a_prompt_is_answered_by_the_likeliest_candidate_after_the_examples(architecture, runs):
     folder, *_ = run_of(runs, f"prompts-{architecture}", TEXTS | {"model.architecture": architecture})
-    score_run(folder, ["boolq@1"], "", Rows(limit=2))  # of three: the last is the example
+    score_run(folder, ["boolq@1"], "", RowSelection(limit=2))  # of three: the last is the example
     scores, lines = read(folder / "scores" / "xquad_enro" / "boolq@1" / "validation")
     trained = open_run(folder, stages_of(folder))
     encode, end = trained.vocabulary.encode, [] if architecture == "decoder" else [EOS]
@@ -489,7 +489,7 @@ def test_a_prompt_is_answered_by_the_likeliest_candidate_after_the_examples(arch
 
 def test_the_nearest_examples_are_those_whose_mean_embedding_is_most_like_the_question_s(runs):
     folder, *_ = run_of(runs, "prompts-decoder", TEXTS | {"model.architecture": "decoder"})
-    score_run(folder, ["boolq@1-nearest"], "", Rows(limit=1))
+    score_run(folder, ["boolq@1-nearest"], "", RowSelection(limit=1))
     _, (line,) = read(folder / "scores" / "xquad_enro" / "boolq@1-nearest" / "validation")
     trained = open_run(folder, stages_of(folder))
     table = np.asarray(trained.model.embed.table)
@@ -510,7 +510,7 @@ def ends_questions(trained):
 @pytest.mark.parametrize("architecture", [pytest.param("decoder", marks=pytest.mark.slow), "encoder-decoder"])
 def test_a_prompt_is_answered_greedily_up_to_a_newline(architecture, runs, monkeypatch):
     folder, *_ = run_of(runs, f"prompts-{architecture}", TEXTS | {"model.architecture": architecture})
-    score_run(folder, ["xquad_enro@0"], "", Rows())
+    score_run(folder, ["xquad_enro@0"], "", RowSelection())
     _, lines = read(folder / "scores" / "xquad_enro" / "xquad_enro@0" / "validation")
     trained = open_run(folder, stages_of(folder))
     for line in lines:
@@ -523,14 +523,14 @@ def test_a_prompt_is_answered_greedily_up_to_a_newline(architecture, runs, monke
 def test_prompts_that_leave_no_room_or_no_examples_are_refused(runs):
     folder, *_ = run_of(runs, "prompts-decoder", TEXTS | {"model.architecture": "decoder"})
     with pytest.raises(SettingError, match="boolq@1"):
-        score_run(folder, ["boolq@1"], "", Rows())
+        score_run(folder, ["boolq@1"], "", RowSelection())
     with pytest.raises(SettingError, match="boolq@0.*--prompt-length"):
-        score_run(folder, ["boolq@0"], "", Rows(), prompt_length=10)
-    score_run(folder, ["boolq@0"], "", Rows(), prompt_length=38)
+        score_run(folder, ["boolq@0"], "", RowSelection(), prompt_length=10)
+    score_run(folder, ["boolq@0"], "", RowSelection(), prompt_length=38)
     _, lines = read(folder / "scores" / "xquad_enro" / "boolq@0" / "validation")
     assert "It may\nQuestion: will it be?\nAnswer:" in [line["inputs"] for line in lines]
     with pytest.raises(SettingError, match="'boolq'"):
-        score_run(folder, ["bolq@0"], "", Rows())
+        score_run(folder, ["bolq@0"], "", RowSelection())
 
 
 DENOISING = TEXTS | {"objective.inputs": "span-masks", "objective.noise": "poisson-spans"}
@@ -639,6 +639,20 @@ def test_masked_diffusion_has_a_bound_with_an_interval_for_any_text(runs, capsys
     assert "A bound" in capsys.readouterr().out
     scores = [json.loads(line) for line in out.read_text().splitlines()]
     assert all(score["variance"] > 0 and score["bits_per_byte_interval"] > 0 for score in scores)
+
+
+def test_a_text_without_tokens_has_a_bound_of_no_bits_without_error(runs, capsys, tmp_path, monkeypatch):
+    folder, *_ = run_of(runs, "diffusion", DIFFUSION)
+    # SentencePiece, unlike bytes, has no token for a space of no width.
+    monkeypatch.setattr(likelihood, "encode_line", lambda tokens, text: tokens.encode(text.strip("\u200b")))
+    file, out = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+    file.write_text("the cat\n\u200b\n")
+    score_texts(folder, str(file), out, Scoring(draws=2))
+    text, empty = [json.loads(line) for line in out.read_text().splitlines()]
+    assert text["tokens"] > 0 and text["variance"] > 0
+    assert (empty["tokens"], empty["log_prob"], empty["variance"]) == (0, 0, 0)
+    assert empty["bits_per_byte_interval"] == 0 and empty["perplexity"] is None
+    assert "A bound" in capsys.readouterr().out
 
 
 def test_masked_diffusion_continues_a_prompt_by_as_many_masks_as_it_may_write(runs, capsys, monkeypatch):
