@@ -38,8 +38,8 @@ test: $(VENV)/tpu lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder tests
 
 # What most changes break, in under 90 seconds: layout, settings, objectives, packing, metrics, tasks, vocabularies, the patches of
-# CONTRIBUTING.md.
-FAST := test_layout test_metrics convert/test_config_fields data/test_packing data/test_tasks experiments/study/test_registry objectives/test_objectives tokenizers/test_vocabulary docs/test_guide
+# CONTRIBUTING.md, lists of what settings may name.
+FAST := test_layout test_metrics convert/test_config_fields data/test_packing data/test_tasks experiments/study/test_registry objectives/test_objectives tokenizers/test_vocabulary docs/test_guide docs/test_lists
 test-fast: $(VENV)/ready lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope $(FAST:%=tests/%.py)
 

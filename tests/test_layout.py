@@ -12,7 +12,8 @@ from paths import FILES, ROOT
 
 from experiments.cli import COMMANDS, overview
 
-# figures, plan, evaluate and entries import neither each other nor report, but entries saves its figure with figures.draw
+# figures, plan, evaluate and entries import neither each other nor report, but that entries saves its figure
+# with figures.draw
 BELOW_CLI = "console study processes runs evaluate report plan figures entries"
 # A package may import itself and what is listed; lm.batch, lm.config and lm.files are open to all.
 ALLOWED = {

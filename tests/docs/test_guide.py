@@ -17,7 +17,7 @@ OWN_NAMES = {
     "Add a mixer": {"RunningMean": "RunningSum", "running-mean": "running-sum"},
     "Add a table": {"bert-depth": "gpt-depth"},
     "Add a task": {"ag_news_subset": "yelp"},
-    "Add a task that is answered through a head": {'"wic"': '"boolq"'},
+    "Add a task that is answered through a head": {"wic": "boolq"},
     "Add a family of published weights": {"STABLELM": "STARCODER", "stablelm": "starcoder"},
 }
 
