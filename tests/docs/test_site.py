@@ -9,6 +9,7 @@ import tomllib
 import typing
 from importlib import import_module
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -146,3 +147,16 @@ def test_the_site_is_not_built_with_a_link_that_leads_nowhere(tmp_path):
         questions.write_text(f"{text}\n\n{link}\n", "utf-8")
         built = subprocess.run([sys.executable, "-m", *command.split()], cwd=tmp_path, check=False)
         assert built.returncode == code
+        if code == 0:
+            assert links_to_folders(tmp_path / "dist" / "site") == {}
+
+
+def links_to_folders(site: Path) -> dict[str, set[str]]:
+    """The links of each page of a built site that lead to no file, as one to a folder does on a disk."""
+    found = {}
+    for page in site.rglob("*.html"):
+        targets = re.findall(r"""<a\s[^>]*?href="?([^"\s>]+)""", page.read_text("utf-8"))
+        paths = {target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:", target)} - {""}
+        if wrong := {path for path in paths if not (page.parent / unquote(path)).is_file()}:
+            found[str(page.relative_to(site))] = wrong
+    return found
