@@ -104,7 +104,7 @@ wheel: $(VENV)/ready
 # uv installs in seconds what pip installs in minutes; it comes from the same index that pip uses.
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	  { echo "PYTHON=$(PYTHON) does not run here, or is older than 3.11; name another with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) uv
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet $(CONSTRAINTS) --editable '.[test]'
