@@ -37,8 +37,9 @@ install: $(VENV)/ready
 test: $(VENV)/tpu lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder tests
 
-# What most changes break, in under 90 seconds: layout, settings, objectives, packing, metrics, tasks, vocabularies.
-FAST := test_layout test_metrics convert/test_config_fields data/test_packing data/test_tasks experiments/study/test_registry objectives/test_objectives tokenizers/test_vocabulary
+# What most changes break, in under 90 seconds: layout, settings, objectives, packing, metrics, tasks, vocabularies, the patches of
+# CONTRIBUTING.md, lists of what settings may name.
+FAST := test_layout test_metrics convert/test_config_fields data/test_packing data/test_tasks experiments/study/test_registry objectives/test_objectives tokenizers/test_vocabulary docs/test_guide docs/test_lists
 test-fast: $(VENV)/ready lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope $(FAST:%=tests/%.py)
 
@@ -103,7 +104,7 @@ wheel: $(VENV)/ready
 # uv installs in seconds what pip installs in minutes; it comes from the same index that pip uses.
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	  { echo "PYTHON=$(PYTHON) does not run here, or is older than 3.11; name another with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) uv
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet $(CONSTRAINTS) --editable '.[test]'

@@ -12,7 +12,8 @@ from paths import FILES, ROOT
 
 from experiments.cli import COMMANDS, overview
 
-# figures, plan, evaluate and entries import neither each other nor report
+# figures, plan, evaluate and entries import neither each other nor report, but that entries saves its figure
+# with figures.draw
 BELOW_CLI = "console study processes runs evaluate report plan figures entries"
 # A package may import itself and what is listed; lm.batch, lm.config and lm.files are open to all.
 ALLOWED = {
@@ -159,6 +160,35 @@ def modules() -> dict[str, set[str]]:
             module(path)
         }
     return edges
+
+
+# a package that is above what it imports in the list of docs/code.md, which says so
+OUT_OF_ORDER = {("lm.c4", "lm.data")}
+
+
+def test_the_list_of_packages_names_all_of_them_and_each_after_what_it_imports():
+    """The reader of docs/code.md so meets nothing that is explained below."""
+    listed = re.search(r"(?ms)^    lm/config/.*?\n\n", (ROOT / "docs" / "code.md").read_text("utf-8"))[0]
+    packages = {".".join(name.split(".")[:2]) for name in modules()} - {"lm", "experiments"}
+    places = {}
+    for package in packages:
+        folder, _, name = package.partition(".")
+        if folder == "launch":  # which imports nothing of ours
+            continue
+        name += "/" if (ROOT / folder / name).is_dir() else ".py"
+        shown = rf"(?m)^    lm/{re.escape(name)}" if folder == "lm" else rf"(?<![\w/]){re.escape(name)}"
+        place = re.search(shown, listed if folder == "lm" else listed[listed.index("    experiments/") :])
+        assert place, f"docs/code.md should list {folder}/{name}"
+        places[package] = place.start() + len(listed) * (folder == "experiments")
+    used = {
+        (importer, imported)
+        for module, found in modules().items()
+        for importer, imported in (
+            (".".join(name.split(".")[:2]) for name in (module, other)) for other in found
+        )
+        if {importer, imported} <= places.keys()
+    }
+    assert {edge for edge in used if places[edge[0]] < places[edge[1]]} == OUT_OF_ORDER
 
 
 def reached(name: str, edges: dict[str, set[str]]) -> set[str]:

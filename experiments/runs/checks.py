@@ -30,6 +30,7 @@ from experiments.runs.phases import branch_step, mask_of, phase_model, renaming
 from experiments.runs.result import check_settings
 from experiments.runs.sources import Sources
 from experiments.runs.stages import external_checkpoint
+from experiments.study.entry_checks import check_mixer
 from experiments.study.experiment import Experiment
 from experiments.study.settings_diff import setting_changes
 from lm import sharding
@@ -65,6 +66,7 @@ def check_experiment(experiment: Experiment, sources: Sources) -> None:
     sizes = check_devices(experiment, jax.device_count())
     check_device_memory(experiment, sizes)
     declared_tasks(experiment)
+    check_mixer(experiment.model, experiment.data.inputs_length)
 
 
 def check_devices(experiment: Experiment, devices: int) -> dict[str, int]:

@@ -1,17 +1,20 @@
 """Checks that functions of a user's own module return what their registries expect (docs/extending.md).
 
 When the module is loaded, noises are called on a few short texts, and activations and losses are traced for
-small arrays: otherwise their mistakes would show only after the data have been prepared. Each check raises
-SettingError, whose cause is what the function itself raised.
+small arrays: otherwise their mistakes would show only after the data have been prepared. For the same reason
+a run traces the model of a row that names a mixer of the module. Each check raises SettingError, whose cause
+is what the function itself raised.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from lm.config.base import SettingError, nearest
+from lm.config.layers import MixerName
+from lm.config.model import ModelConfig
 from lm.objectives.corruption import (
     CorruptionConfig,
     CorruptionInputs,
@@ -44,6 +47,38 @@ def check_token_loss(name: str, token_loss: "Callable[[Array, Array], Array]") -
         raise SettingError("TOKEN_LOSSES['cross-entropy'] is the project's own; choose another name")
     logits, targets = jax.ShapeDtypeStruct((2, 3, 5), np.float32), jax.ShapeDtypeStruct((2, 3), np.int32)
     _check_result(f"TOKEN_LOSSES[{name!r}]", token_loss, targets.shape, logits=logits, targets=targets)
+
+
+def check_mixer(model: ModelConfig, length: int) -> None:
+    """Raise SettingError unless a model with a mixer of a user's own can be traced for a row of ``length``.
+
+    Other models are not traced: they are tested.
+    """
+    name = model.mixer.kind
+    if name in get_args(MixerName):
+        return
+    import jax
+
+    from lm.batch import Batch, Side
+    from lm.train.step import StepSpec
+
+    def logits(key: "Array", tokens: "Array") -> Any:
+        side = Side(tokens=tokens)
+        batch = Batch(
+            encoder=side if model.has_encoder else None, decoder=side if model.has_decoder else None
+        )
+        transformer: Any = StepSpec(model).make_model(key)
+        return transformer(batch, key)
+
+    tokens = jax.ShapeDtypeStruct((2, length), np.int32)
+    try:
+        jax.eval_shape(logits, jax.eval_shape(lambda: jax.random.key(0)), tokens)
+    except SettingError:
+        raise
+    except Exception as error:
+        raise SettingError(
+            f"model.mixer.kind={name!r} fails for rows of {length} tokens: {type(error).__name__}: {error}"
+        ) from error
 
 
 def check_noise(name: str, noise: Noise) -> None:

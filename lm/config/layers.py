@@ -22,7 +22,16 @@ from lm.config.base import (
 )
 
 ConvolutionName = Literal["lightweight-convolution", "dynamic-convolution"]
-MixerName = Literal["attention", "synthesizer", "rnn", "gru", "lstm", "window", ConvolutionName, "none"]
+MixerName = Literal[
+    "attention",
+    "synthesizer",
+    "rnn",
+    "gru",
+    "lstm",
+    "window",
+    ConvolutionName,
+    "none",
+]
 CrossName = Literal["heads", "merged", "dot", "multiplicative", "additive", "none"]
 # relative-and-learned: a table of biases and one of embeddings (MPNet)
 BucketedPositions = Literal[

@@ -46,7 +46,13 @@ OF_MUON: Condition = {"name": ("muon",)}
 class Schedule:
     """The optimiser's name, and what all optimisers share: learning rate, weight decay and clipping."""
 
-    name: Literal["adafactor", "adamw", "adamw-relative", "muon"] = "adafactor"  # optimiser
+    # optimiser
+    name: Literal[
+        "adafactor",
+        "adamw",
+        "adamw-relative",
+        "muon",
+    ] = "adafactor"
     # learning rate, which multiplies the schedule; a step changes a parameter by about this much (adamw,
     # muon: root mean square), or by this share of its size (adafactor, adamw-relative)
     learning_rate: float = 1.0
@@ -216,7 +222,11 @@ OPTIMIZERS = {  # by ``Schedule.name``
 # Inherits the settings of all optimisers, so that each has a flat name, such as ``optimizer.beta1``. A new
 # optimiser is a dataclass with ``transform``: first base class here, in OPTIMIZERS and in ``Schedule.name``.
 @dataclass(frozen=True)
-class OptimizerConfig(Muon, RelativeAdamW, Schedule):
+class OptimizerConfig(
+    Muon,
+    RelativeAdamW,
+    Schedule,
+):
     """The optimiser and all of its settings: Adafactor as in T5, AdamW, or Muon."""
 
     def __post_init__(self):

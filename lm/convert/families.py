@@ -1783,15 +1783,53 @@ XLNET = Family(
 )
 
 # A model of ours is exported as the first of these that computes the same.
-_ENCODER_DECODERS = (T5, UMT5, MT5, SWITCH, BART, MARIAN, MBART, PEGASUS, T5GEMMA)
+_ENCODER_DECODERS = (
+    T5,
+    UMT5,
+    MT5,
+    SWITCH,
+    BART,
+    MARIAN,
+    MBART,
+    PEGASUS,
+    T5GEMMA,
+)
 _DECODERS = (
-    *(GPT2, OPENAI_GPT, GPT_BIGCODE, GPT_NEOX, BLOOM, GPTJ, FALCON, GPT_NEO, OPT),
-    *(LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3),
-    *(GEMMA, GEMMA2, GEMMA3, OLMO2, GRANITE),
+    GPT2,
+    OPENAI_GPT,
+    GPT_BIGCODE,
+    GPT_NEOX,
+    BLOOM,
+    GPTJ,
+    FALCON,
+    GPT_NEO,
+    OPT,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    PHI3,
+    QWEN2,
+    QWEN3,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    OLMO2,
+    GRANITE,
 )
 _ENCODERS = (
-    *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, MPNET),
-    *(LONGFORMER, ALBERT, ELECTRA, DEBERTA, DEBERTA_V2, MODERNBERT, XLNET),
+    DISTILBERT,
+    BERT,
+    ROBERTA,
+    XLM_ROBERTA,
+    CAMEMBERT,
+    MPNET,
+    LONGFORMER,
+    ALBERT,
+    ELECTRA,
+    DEBERTA,
+    DEBERTA_V2,
+    MODERNBERT,
+    XLNET,
 )
 FAMILIES = {family.model_type: family for family in (*_ENCODER_DECODERS, *_DECODERS, *_ENCODERS)}
 

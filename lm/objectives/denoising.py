@@ -118,8 +118,8 @@ class Objective:
     inputs: InputsName = setting("sentinels", _unless_mixture({"noise": Values(exclude=HIDES_NOTHING)}))
     # what the model predicts, and what replaces the tokens that are not corrupted
     targets: TargetsName = setting("sentinels", _unless_mixture(*WITH_INPUTS))
-    # share of tokens that are corrupted (ignored with noise middle, suffix, everything, none, random-text,
-    # uniform-rate and uniform-count)
+    # share of tokens that are corrupted (ignored with noise
+    # middle, suffix, everything, none, random-text, uniform-rate and uniform-count)
     rate: float = setting(0.15, _unless_mixture({"noise": _noises_that_use("rate")}))
     # mean length of corrupted spans [tokens]
     mean_span_length: float = setting(3.0, _unless_mixture({"noise": _noises_that_use("mean_span_length")}))

@@ -8,11 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from guide import SECTIONS, blocks, patch, patches
 from paths import ROOT
-
-SECTION = re.compile(r"^### (Add .+?)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
-SECTIONS = dict(SECTION.findall((ROOT / "CONTRIBUTING.md").read_text()))
-
 
 SCRIPTS = ("make_study.py", "make_batches.py", "make_setting_paths.py")
 # prints which of the recorded files lack what the code in this folder has
@@ -33,15 +30,6 @@ if not objectives <= {name.split()[0] for name in batches["cases"]} or batches["
 if make_setting_paths.outdated():
     print("make_setting_paths.py")
 """
-
-
-def patch(text: str, hunk: str) -> str:
-    """``text`` changed as a hunk of a diff says; the lines it changes must stand in the text exactly once."""
-    lines = hunk.splitlines()
-    before = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "+")
-    after = "".join(f"{line[1:]}\n" for line in lines if line[:1] != "-")
-    assert text.count(before) == 1, f"stands {text.count(before)} times in the file:\n{before}"
-    return text.replace(before, after)
 
 
 ONE_BY_ONE = [pytest.param([title], id=title, marks=pytest.mark.slow) for title in SECTIONS]
@@ -97,18 +85,12 @@ def copy_code(folder: Path, *others: str) -> None:
 
 def follow(title: str, folder: Path) -> None:
     """Apply the patches of a section to the copy of the code in ``folder``."""
-    for hunk in (body for kind, body in blocks(title) if kind == "diff"):
-        name, _, lines = hunk.partition("\n")
-        path = folder / name.removeprefix("--- ")
+    for name, hunk in patches(title):
+        path = folder / name
         if not path.exists():  # a test's
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / path.relative_to(folder), path)
-        path.write_text(patch(path.read_text(), lines))
-
-
-def blocks(title: str) -> list[tuple[str, str]]:
-    """The (language, text) of each block of code in a section."""
-    return re.findall(r"^```(\w+)\n(.*?)^```$", SECTIONS[title], re.MULTILINE | re.DOTALL)
+            shutil.copy(ROOT / name, path)
+        path.write_text(patch(title, name, path.read_text(), hunk))
 
 
 def python(code: str, *folders: Path) -> str:

@@ -9,6 +9,7 @@ import tomllib
 import typing
 from importlib import import_module
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -101,14 +102,33 @@ def arguments(function) -> list[str]:
     return found
 
 
-def test_the_addresses_of_the_project_stand_in_one_place():
+def other_addresses(urls: dict[str, str]) -> list[str]:
+    """Say which addresses of the project, in CITATION.cff and on the pages, are others than ``urls``."""
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-    assert citation["repository-code"] == URLS["Repository"]
-    assert citation["url"] == URLS["Documentation"]
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
-    for page in pages:
-        for address in re.findall(r"git clone (\S+)", page.read_text("utf-8")):
-            assert address == URLS["Repository"], page
+    found = [
+        ("CITATION.cff", f"{field}: ", citation[field], name)
+        for field, name in (("repository-code", "Repository"), ("url", "Documentation"))
+    ]
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")):
+        file, cloned = str(page.relative_to(ROOT)), re.findall(r"git clone (\S+)", page.read_text("utf-8"))
+        found += [(file, "git clone ", address, "Repository") for address in cloned]
+    return [
+        f"{file}: {before}{address} should be {urls[name]}, the {name} of pyproject.toml"
+        for file, before, address, name in found
+        if address != urls[name]
+    ]
+
+
+def test_the_addresses_of_the_project_are_those_of_pyproject():
+    assert other_addresses(URLS) == []
+
+
+def test_each_place_of_an_address_is_named_that_differs():
+    fork = {"Repository": "https://git.lab.example/fork", "Documentation": URLS["Documentation"]}
+    expected = "should be https://git.lab.example/fork, the Repository of pyproject.toml"
+    wrong = other_addresses(fork)
+    assert all(line.endswith(expected) for line in wrong)
+    assert {line.partition(":")[0] for line in wrong} >= {"CITATION.cff", "README.md"}
 
 
 def test_the_site_links_to_the_repository_once_it_has_an_address(monkeypatch):
@@ -146,3 +166,16 @@ def test_the_site_is_not_built_with_a_link_that_leads_nowhere(tmp_path):
         questions.write_text(f"{text}\n\n{link}\n", "utf-8")
         built = subprocess.run([sys.executable, "-m", *command.split()], cwd=tmp_path, check=False)
         assert built.returncode == code
+        if code == 0:
+            assert links_to_folders(tmp_path / "dist" / "site") == {}
+
+
+def links_to_folders(site: Path) -> dict[str, set[str]]:
+    """The links of each page of a built site that lead to no file, as one to a folder does on a disk."""
+    found = {}
+    for page in site.rglob("*.html"):
+        targets = re.findall(r"""<a\s[^>]*?href="?([^"\s>]+)""", page.read_text("utf-8"))
+        paths = {target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:", target)} - {""}
+        if wrong := {path for path in paths if not (page.parent / unquote(path)).is_file()}:
+            found[str(page.relative_to(site))] = wrong
+    return found

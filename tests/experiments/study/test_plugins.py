@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +19,13 @@ from paths import ROOT
 
 from experiments.__main__ import dispatch
 from experiments.runs import provenance
+from experiments.runs.checks import check_experiment
 from experiments.runs.kinds.pretraining import pretraining_spec
 from experiments.runs.paths import load_settings, save_settings
 from experiments.runs.result import write_result
+from experiments.runs.sources import Sources
 from experiments.study import plugins, registry
+from experiments.study.entry_checks import check_mixer
 from experiments.study.plugins import STUDY_VARIABLE, load_study, location_in_study, pop_study_option
 from experiments.study.registry import build, find
 from lm.batch import Batch, Side
@@ -106,6 +110,7 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     for name in (name for name in added if not registry.REGISTRY[name].needs):
         experiment = build(name, "pico")
         assert from_json(type(experiment), to_json(experiment)) == experiment
+        check_mixer(experiment.model, experiment.data.inputs_length)
     assert build("hidden/even", "nano").objective.noise == "every-other"
     assert build("mixing/running-mean", "nano").model.mixer.kind == "running-mean"
     mlp = MLP(build("periodic/gated-snake", "nano").model, nnx.Rngs(0))
@@ -540,6 +545,26 @@ def test_workers_of_a_sweep_and_of_data_have_what_a_module_adds(tmp_path):
         assert done.returncode == 0, done.stderr + done.stdout
     records = [file.read_text() for file in tmp_path.glob("runs/pico/**/origin.json")]
     assert records and all("--study my_objectives.py" in record for record in records)
+
+
+@pytest.mark.parametrize("arguments, message", [("inputs", ""), ("", r"3 positional arguments but 4")])
+def test_a_mixer_that_fails_in_the_model_is_refused_before_data_are_prepared(
+    loads, tmp_path, arguments, message
+):
+    code = (
+        f"{IMPORTS}from experiments.study.classic import DECODER\n"
+        "from lm.nn.attention import Attention\nfrom lm.nn.mixers import MIXERS\n\n"
+        "class Mine(Attention):\n"
+        f"    def score_bias(self, query, key, {arguments}):\n"
+        "        return None\n\n"
+        "MIXERS['mine'] = Mine\n"
+        "add_table(make_table('m', 'Mine', {'a': DECODER | {'model.mixer.kind': 'mine'}}))\n"
+    )
+    loads(my_mixer=code)
+    experiment = build("m/a", "nano")
+    refused = f"model.mixer.kind='mine' fails for rows of 64 tokens.*{message}"
+    with pytest.raises(SettingError, match=refused) if message else nullcontext():
+        check_experiment(experiment, Sources(tmp_path))
 
 
 def test_a_setting_that_the_noise_of_a_module_ignores_is_refused(loads):
