@@ -77,7 +77,7 @@ def draw_plots(grid: PlotGrid) -> Figure:
     for axes in every_axes[:, 1:].flat:
         if axes.get_visible() and grid.panels[0].is_categorical:
             axes.tick_params(labelleft=False)
-    figure.suptitle(grid.title)
+    figure.suptitle(grid.title, wrap=True)
     figure.supxlabel(grid.x_label, fontsize="medium")
     if grid.has_shared_legend:
         _draw_shared_legend(figure)

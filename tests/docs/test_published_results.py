@@ -39,6 +39,7 @@ PUBLISHED = {
     "mini-start": "start",
     "mini-glu": "glu/1-perplexity",
     "mini-diffusion": "now/4-diffusion",
+    "mini-diffusion-budgets": "now/4-diffusion-budgets",
     "mini-encoders": "now/1-encoders",
     "mini-architectures": "now/2-architectures",
     "mini-denoisers": "now/3-denoisers",
@@ -260,6 +261,27 @@ def test_the_guide_has_the_scores_and_differences_of_the_objectives_after_eight_
                 low, high = -high, -low
             told = judged["verdict"] != "undecided" or half == "reading"
             assert told == (f"{low:.1f} to {high:.1f})" in section), (claim["better"], claim["worse"], half)
+
+
+def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():
+    section = (DOCS / "study.md").read_text().partition("#### Diffusion with more text")[2].partition("\n### ")[0]
+    bits = {}
+    for line in csv.DictReader((DOCS / "results/mini-diffusion-budgets.csv").open()):
+        if line["column"] == "bits per byte":
+            bits.setdefault(line["row"].rpartition("/")[2], []).append(float(line["score"]))
+    for kind, bound in {"causal-lm": "", "5-gram": "", "masked-diffusion": "≤ "}.items():
+        cells = []
+        for budget in ("x0.25", "x1", "x4"):
+            values = bits[f"{kind}-{budget}"]
+            spread = "" if kind == "5-gram" else f" ± {stdev(values):.3f}"
+            cells.append(f"{bound}{mean(values):.3f}{spread}")
+        assert f"| `{kind}` | {' | '.join(cells)} |" in section
+    (table,) = read_tables(DOCS / "results/mini-diffusion-budgets.json").values()
+    for claim in table["claims"]:
+        judged = claim["verdicts"]["held-out text"]["updates"]
+        low, high = judged["interval"]
+        cells = f"| {judged['verdict']} | {judged['difference']:.1f} ({low:.1f} to {high:.1f}) |"
+        assert cells in section, claim["conclusion"]
 
 
 def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that_do_not():

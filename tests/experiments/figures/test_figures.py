@@ -13,6 +13,7 @@ import scored_runs
 import small_models
 from commands import unboxed
 from flax import nnx
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from paths import GOLDEN, ROOT
 
 from experiments.__main__ import dispatch
@@ -583,3 +584,12 @@ def test_panels_have_axes_units_and_a_colour_scale():
     (axis,) = draw_plots(PlotGrid([panel])).axes
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("x [tokens]", "y [ms]")
     assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
+
+
+def test_a_title_wider_than_its_figure_is_broken_into_lines_that_fit():
+    panel = Plot("bits per byte", "", "", {"": Curve((0, 1), (1.0, 2.0))})
+    figure = draw_plots(PlotGrid((panel,), "a title of many words that is wider than one panel " * 2))
+    figure.canvas = FigureCanvasAgg(figure)
+    figure.draw_without_rendering()
+    drawn = figure.texts[0].get_window_extent()
+    assert drawn.x0 >= 0 and drawn.x1 <= figure.bbox.width
