@@ -155,6 +155,11 @@ def find_members(folder: Path, name: str, wanted: str) -> tuple[AnyTask, "list[S
         groups = {name: group for name, group in groups.items() if not group[0].has_head} or groups
     members = chosen(folder, groups, wanted or default)
     head = members[0].labelled_task
+    if head is None and members[0].is_count_based:
+        raise SettingError(
+            f"{members[0].folder}: counts.model={experiment.counts.model!r} continues text and answers no "
+            f"tasks such as {name!r}; of the models made of counts, only taggers do (tagging/*, entities/*)"
+        )
     if head is not None and task_name(head) == asked:
         return find_labelled(name), members[:1]
     if head is None and writes_text:
