@@ -18,7 +18,7 @@ from tyro.extras import SubcommandApp
 
 from experiments.cli import COMMANDS, HELP_OPTIONS
 from experiments.cli.settings import HELP_DEFAULTS, OPTION_PATHS, TYPES, help_defaults, settings_among
-from experiments.cli.synonyms import hints
+from experiments.cli.synonyms import hints, rows_among
 from experiments.processes.restart import print_line
 from experiments.study.registry import REGISTRY, TABLES
 from lm.config.base import most_like
@@ -97,7 +97,7 @@ def error_hints(error: str, words: Sequence[str], name: str) -> Iterator[str]:
         return
     unknown = unrecognized(error)
     meant = [word for word in words if word.partition("=")[0].replace("_", "-") in unknown]
-    yield from hints(meant, takes_settings(function_of(name)))
+    yield from hints(meant, takes_settings(function_of(name)), rows_among(words))
     values = {value for option, value in pairwise(words) if option.startswith("-") and option in meant}
     for word in meant:
         if not word.startswith("-") and word not in values:

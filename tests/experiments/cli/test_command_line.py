@@ -502,8 +502,8 @@ OTHERS_CALL = {  # what a user may type -> the first of the settings that it lea
     "lr learning_rate pretraining.lr optimizer.lr": "--pretraining.optimizer.learning-rate",
     "finetuning.lr": "--finetuning.optimizer.learning-rate",
     "seq_len max_seq_length block_size context_length": "--data.inputs-length",
-    "max_steps num_train_steps": "--pretraining.steps",
-    "dropout_rate hidden_dropout_prob attn_pdrop": "--model.dropout",
+    "steps max_steps num_train_steps": "--pretraining.steps",
+    "dropout dropout_rate hidden_dropout_prob attn_pdrop": "--model.dropout",
     "rope_theta": "--model.positions.rotary.base",
     "tie_word_embeddings": "--model.output.logits",
     "gradient_checkpointing remat_policy": "--model.compile.remat",
@@ -518,6 +518,23 @@ OTHERS_CALL = {  # what a user may type -> the first of the settings that it lea
 def test_a_name_of_other_programs_leads_to_the_setting(word, due):
     (hint,) = hints([f"--{word}", "3"], takes_settings=True)
     assert re.search(rf"did you mean {re.escape(due)}[ ?]", hint), hint
+
+
+@pytest.mark.parametrize(
+    ("line", "due"),
+    [
+        ("run gpt/base --layers 1", "--model.num-decoder-layers?"),
+        ("run bert/base --layers 1", "--model.num-encoder-layers?"),
+        (f"run {ROW} --layers 1", "--model.num-encoder-layers or --model.num-decoder-layers?"),
+        ("sweep gpt --n-layer=1", "--model.num-decoder-layers?"),
+        ("run gpt/base --steps 500", "--pretraining.steps or --finetuning.steps?"),
+        ("run gpt/base --dropout 0.1", "--model.dropout?"),
+    ],
+)
+def test_only_settings_that_the_row_reads_are_suggested(line, due, capsys):
+    assert cli.dispatch(line.split()) == 2
+    unknown = line.split()[2].partition("=")[0]
+    assert f"{unknown}: did you mean {due}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_only_an_unknown_option_gets_a_hint(capsys):
