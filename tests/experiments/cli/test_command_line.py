@@ -295,6 +295,35 @@ def test_a_point_of_a_grid_is_the_run_of_its_settings_and_a_row_of_the_report(mo
     assert table.baseline == changed
 
 
+def test_a_sweep_says_that_it_trains_nothing_and_which_other_seeds_its_report_has(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.train.is_up_to_date", lambda *_: True)
+    monkeypatch.setattr("experiments.report.report.print_report", lambda *_: None)
+    command = ["sweep", "t5/1-baseline", "--scale", "nano", "--seeds", "1"]
+    for seed, due in (
+        (0, []),
+        (1, ["beyond --seeds 1, the report has the finished runs of seed 1"]),
+        (10, ["beyond --seeds 1, the report has the finished runs of seeds 1 and 10"]),
+    ):
+        folder = run_folder(Path("runs"), "nano", ROW, seed, {})
+        folder.mkdir(parents=True)
+        (folder / "scores.json").touch()
+        assert cli.dispatch(command) == 0
+        said = "".join(capsys.readouterr()).splitlines()
+        assert said == [*due, "2 of 2 runs are finished: nothing to train"]
+
+
+def test_a_sweep_whose_settings_leave_one_row_of_several_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["sweep", "t5/1-baseline", "--scale", "nano", "--seeds", "2", "--pretraining.steps", "60"]
+    assert cli.dispatch([*command, "--dry-run"]) == 2
+    said = unboxed("".join(capsys.readouterr()))
+    assert "left out: t5/1-baseline/no-pretraining" in said and f"lm run {ROW}" in said
+    assert not [*tmp_path.iterdir()]
+
+
 def test_settings_of_a_run_that_nothing_reads_are_left_out_and_those_of_other_files_are_refused(tmp_path):
     untuned = build(ROW, "nano", {"pretraining.steps": 20, "finetuning.steps": 10, "tuning.mixtures": ()})
     save_settings(tmp_path, untuned)
