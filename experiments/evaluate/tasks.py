@@ -109,7 +109,7 @@ def score_run(folder: Path, names: Sequence[str], mixture: str, rows: Rows, prom
         write_metrics(scores / "scores.json", len(examples), metrics)
         written.append(scores)
         lines.append((task.name, ", ".join(stage.name for stage in members), len(examples), metrics))
-    show_scores(lines)
+    show_scores(lines, rows.split)
     print_line(f"Tasks, as prepared for the run: {prepared}")
     for scores in written:
         print_line(f"Answers and scores: {scores}")
@@ -385,7 +385,7 @@ def score_file(path: Path, name: str, rows: Rows) -> None:
         raise
     except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         raise SettingError(f"{path} has an answer of a kind that {name} has not: {error!r:.200}") from error
-    show_scores([(name, str(path), len(examples), metrics)])
+    show_scores([(name, str(path), len(examples), metrics)], rows.split)
 
 
 def answer_of(task: AnyTask, line: str, location: str, is_json: bool) -> Any:
@@ -421,9 +421,9 @@ def _is_number(answer: Any) -> bool:
     return isinstance(answer, int | float) and not isinstance(answer, bool)
 
 
-def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, Value]]]) -> None:
-    """Print a line for each (task, source of its answers, number of rows, metrics)."""
-    grid = listing("task", "answers of", "rows", "metrics", "score")
+def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, Value]]], split: str) -> None:
+    """Print a line for each (task, source of its answers, number of rows of the split, metrics)."""
+    grid = listing("task", "answers of", "split", "rows", "metrics", "score")
     for task, models, rows, metrics in lines:
         others = ", ".join(
             f"{name} {format_value(value)}" for name, value in metrics.items() if name != "score"
@@ -434,7 +434,7 @@ def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, Value]]]) -> N
             score = "–"
         else:
             score = f"{metrics['score']:.2f}"
-        grid.add_row(task, escape(models), f"{rows:,}", escape(others), score)
+        grid.add_row(task, escape(models), escape(split), f"{rows:,}", escape(others), score)
     CONSOLE.print(grid)
 
 
