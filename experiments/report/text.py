@@ -452,7 +452,7 @@ def _training_cells(comparison: Comparison) -> Sheet:
         sheet["content loss"] = [score_cell(3, score) for score in content]
         sheet["unigram loss"] = [score_cell(3, score) for score in unigram]
         sheet["left plateau at step"] = [_exit_step_cell(comparison, row) for row in comparison.table.rows]
-        sheet["share of top-10 predictions"] = [_top_ten_cell(runs) for runs in rows]
+        sheet["share of predictions among the 10 commonest tokens"] = [_top_ten_cell(runs) for runs in rows]
     minutes = [Score.of(run.seconds / 60 for run in runs) for runs in rows]
     sheet["minutes"] = [
         Cell(f"{score.mean:.1f}", value=score.mean, deviation=score.std) if score else Cell()

@@ -411,6 +411,9 @@ def test_several_columns_of_a_paper_without_noise_are_on_the_page_alone(restored
 
 def test_the_legend_of_the_terminal_names_the_halves_that_are_shown():
     assert report.brief_legend({"row": [], "reading": []}).startswith("reading: mean distance")
+    for score, is_explained in (("5.103*", True), ("5.103", False)):
+        legend = report.brief_legend({"row": [Cell("corpus=text:*")], "held-out loss": [Cell(score)]})
+        assert ("*: " in legend) == is_explained
     assert report.brief_legend({"row": [], "reading": [], "language": []}).startswith("reading, language: ")
 
 
