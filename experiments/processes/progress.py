@@ -72,11 +72,15 @@ class Reporter:
         if not self.console.is_terminal:
             self.console.print(f"{phase} ({detail})" if detail else phase)
 
-    def began(self, compiling: float) -> None:
-        """Start the clock after the first step of a phase; print how long the very first one took."""
+    def began(self, compiling: float, run: str = "") -> None:
+        """Start the clock after the first step of a phase; print how long the very first one took.
+
+        run: the name of the run whose step it was, of several at once.
+        """
         if self._since is None:
             since = time.monotonic() - STARTED
-            self.say(f"first step {since:.1f} s after the start; compiling it took {compiling:.1f} s")
+            of_run = f"{run}: " if run else ""
+            self.say(f"{of_run}first step {since:.1f} s after the start; compiling it took {compiling:.1f} s")
             self._since = time.monotonic()
 
     def advance(self, steps: int, detail: str = "") -> None:
@@ -112,8 +116,8 @@ class JobReporter(Reporter):
     def start(self, phase: str, detail: str = "") -> None:
         super().start(f"{self._name}: {phase}", detail)
 
-    def began(self, compiling: float) -> None:
-        self._whole.began(compiling)
+    def began(self, compiling: float, run: str = "") -> None:
+        self._whole.began(compiling, run or self._name)
         self._since = self._since or time.monotonic()
 
     def advance(self, steps: int, detail: str = "") -> None:

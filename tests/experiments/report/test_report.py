@@ -1039,6 +1039,15 @@ def test_at_80_columns_a_long_name_is_cut_and_no_figure(monkeypatch):
     assert "0%" in line and "ETA 22 h 2" in line and "held-out loss 3.456" in line
 
 
+def test_of_several_runs_at_once_the_line_on_the_first_step_names_the_run(monkeypatch):
+    said = []
+    monkeypatch.setattr(progress.Reporter, "say", lambda self, line: said.append(line))
+    with progress.reporting(10) as reporter:
+        for name in ("base seed 0", "llama seed 1"):
+            progress.JobReporter(reporter, name, 5).began(1.0)
+    assert len(said) == 1 and said[0].startswith("base seed 0: first step ")
+
+
 def test_a_report_says_how_far_its_order_predicts_that_of_another(tmp_path, capsys):
     runs = study(tmp_path, seeds=3)
     assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(runs)]) == 0
