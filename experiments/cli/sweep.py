@@ -237,8 +237,8 @@ def without_equal_rows(wanted: Sequence[RowRun], scale: str) -> list[RowRun]:
     """Drop the runs of rows that settings of the command line make the same as another row.
 
     For example, with steps of pre-training a row without pre-training is the baseline. The baseline is kept
-    if it is among them, otherwise the first row; each dropped row is reported. SettingError if a single row
-    is left of several.
+    if it is among them, otherwise the first row; each dropped row is reported, and if a
+    single row is left.
     """
 
     def is_not_baseline(run: RowRun) -> bool:
@@ -252,9 +252,9 @@ def without_equal_rows(wanted: Sequence[RowRun], scale: str) -> list[RowRun]:
         print_line(f"left out: {name}, which these settings make the same as {other}")
     if equal and len(set(first.values())) == 1:
         only = next(run.name for run in wanted if run.title == first[run.experiment])
-        raise SettingError(
-            f"only {only} is left, and a table of one row compares nothing: leave out the settings in which "
-            f"the rows differ, or train it alone with lm run {only}"
+        print_line(
+            f"only {only} is left, and a table of one row compares nothing: leave out the settings "
+            "in which the rows differ"
         )
     return [run for run in wanted if first[run.experiment] == run.title]
 
