@@ -22,7 +22,7 @@ from tyro.extras import SubcommandApp
 
 from experiments.cli import COMMANDS, HELP_OPTIONS
 from experiments.cli.settings import HELP_DEFAULTS, OPTION_PATHS, TYPES, help_defaults, settings_among
-from experiments.cli.synonyms import hints
+from experiments.cli.synonyms import hints, rows_among
 from experiments.processes.restart import print_line
 from experiments.study.registry import REGISTRY, TABLES
 from lm.config.base import most_like
@@ -105,7 +105,7 @@ def error_hints(error: str, words: Sequence[str], name: str) -> Iterator[str]:
         return
     unknown = unrecognized(error)
     unrecognized_words = [word for word in words if word.partition("=")[0].replace("_", "-") in unknown]
-    yield from hints(unrecognized_words, takes_settings(function_of(name)))
+    yield from hints(unrecognized_words, takes_settings(function_of(name)), rows_among(words))
     values_of_unrecognized = {  # the word behind an unrecognized option is taken for its value
         value for option, value in pairwise(words) if option.startswith("-") and option in unrecognized_words
     }

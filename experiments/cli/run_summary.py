@@ -40,17 +40,32 @@ def summarize(name: str, experiment: Experiment, folder: Path) -> Iterator[str]:
         return
     curves = read_curves([result], warn=lambda line: None)
     yield from loss_lines(result, experiment, curves)
+    splits = scored_splits(folder)
     for task, best in result.tasks.items():
         chance = chance_score(task, best)
         beside = "" if chance is None else f" (chance: {chance:.3g})"
         score = f"{best['score']:.2f}" if best["score"] is not None else f"– ({best[UNDEFINED]['score']})"
         rows = f" on {best['rows']:,} examples" if best.get("rows") else ""
+        if rows and task in splits:
+            rows += f" of the split {splits[task]}"
         yield f"{task}: {best['measure'].replace('_', ' ')} {score}{rows}{beside}"
     yield f"run: {folder}"
     if draw_curves(name, result, curves):
         yield f"picture: {folder / CURVES}.png"
     yield "Try:"
     yield from (f"  {command}" for command in suggestions(name, experiment, folder))
+
+
+def scored_splits(folder: Path) -> dict[str, str]:
+    """Return the split of each task that a finished run is scored on; none if a task file cannot be read."""
+    from experiments.runs.stages import stages_of  # with jax
+
+    splits: dict[str, str] = {}
+    with suppress(SettingError, OSError):
+        for stage in stages_of(folder):
+            for task in stage.tasks["validation"]:
+                splits[task.name] = str(task.report or task.validation)
+    return splits
 
 
 def chance_score(task: str, best: Mapping[str, Any]) -> float | None:

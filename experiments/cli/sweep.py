@@ -52,7 +52,7 @@ from experiments.study.registry import (
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.table import Axis, Row, Table
 from experiments.study.words import setting_arguments, shown_value
-from lm.config.base import SettingError, leaves, setting_descriptions
+from lm.config.base import SettingError, leaves, listed, setting_descriptions
 
 
 def _scale_type() -> object:
@@ -179,6 +179,9 @@ def train_rows(
 
         print_dry_run(wanted, options, count)
         return
+    if further := further_seeds(wanted):
+        noun = "seed" if len(further) == 1 else "seeds"
+        print_line(f"beyond --seeds {seeds}, the report has the finished runs of {noun} {listed(further)}")
     failed = train_unfinished(wanted, options, count)
     for name, experiment in compared:
         link_shared_run(row_run(name, experiment, options), options)
@@ -223,11 +226,19 @@ def wanted_runs(compared: Sequence[tuple[str, Experiment]], seeds: int, options:
     return list(runs.values())
 
 
+def further_seeds(wanted: Sequence[RowRun]) -> list[str]:
+    """Return the seeds of finished runs that lie beside those of ``wanted``: reports have them too."""
+    folders = {run.folder for run in wanted}
+    beside = {path.parent for folder in folders for path in folder.parent.glob("seed-*/scores.json")}
+    return sorted({folder.name.removeprefix("seed-") for folder in beside - folders}, key=int)
+
+
 def without_equal_rows(wanted: Sequence[RowRun], scale: str) -> list[RowRun]:
     """Drop the runs of rows that settings of the command line make the same as another row.
 
     For example, with steps of pre-training a row without pre-training is the baseline. The baseline is kept
-    if it is among them, otherwise the first row; each dropped row is reported.
+    if it is among them, otherwise the first row; each dropped row is reported, and if a
+    single row is left.
     """
 
     def is_not_baseline(run: RowRun) -> bool:
@@ -239,6 +250,12 @@ def without_equal_rows(wanted: Sequence[RowRun], scale: str) -> list[RowRun]:
     dropped = {run.title: kept[run.experiment] for run in wanted if kept[run.experiment] != run.title}
     for title, same in dropped.items():
         print_line(f"left out: {title}, which these settings make the same as {same}")
+    if dropped and len(set(kept.values())) == 1:
+        only = next(run.name for run in wanted if run.title == kept[run.experiment])
+        print_line(
+            f"only {only} is left, and a table of one row compares nothing: leave out the settings "
+            "in which the rows differ"
+        )
     return [run for run in wanted if kept[run.experiment] == run.title]
 
 

@@ -1,6 +1,12 @@
 """Holds what other programs call our settings, for hints behind the error about an unknown option."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from experiments.study.experiment import Experiment
+from experiments.study.registry import build, find
+from experiments.study.scales import DEFAULT_SCALE
+from lm.config.base import SettingError, unused_settings
 
 SYNONYMS = {  # a setting or option -> its names elsewhere
     "pretraining.optimizer.learning_rate finetuning.optimizer.learning_rate": (
@@ -26,7 +32,7 @@ SYNONYMS = {  # a setting or option -> its names elsewhere
     "pretraining.loss.z_loss finetuning.loss.z_loss": "z-loss z-loss-weight",
     "pretraining.loss.name finetuning.loss.name": "criterion loss-fn loss-function token-loss",
     "pretraining.steps finetuning.steps": (
-        "max-steps num-steps total-steps train-steps num-train-steps iterations max-iters"
+        "steps max-steps num-steps total-steps train-steps num-train-steps iterations max-iters"
     ),
     "pretraining.steps finetuning.steps data.repeats": "epochs num-epochs num-train-epochs max-epochs",
     "pretraining.batch_size finetuning.batch_size": (
@@ -58,7 +64,7 @@ SYNONYMS = {  # a setting or option -> its names elsewhere
         "proj gelu swiglu geglu"
     ),
     "model.dropout": (
-        "dropout-rate dropout-p attention-dropout attn-dropout attn-pdrop resid-pdrop hidden-dropout "
+        "dropout dropout-rate dropout-p attention-dropout attn-dropout attn-pdrop resid-pdrop hidden-dropout "
         "hidden-dropout-prob attention-probs-dropout-prob"
     ),
     "model.positions.kind": (
@@ -108,12 +114,14 @@ SYNONYMS = {  # a setting or option -> its names elsewhere
 }
 RESUME = ("resume", "continue", "resume-from-checkpoint", "restore")
 _NAMED = {word: names.split() for names, words in SYNONYMS.items() for word in words.split()}
+CHANGE_THE_MODEL = ("--start", "--model.architecture")  # options after which a row reads other settings
 
 
-def hints(words: Sequence[str], takes_settings: bool) -> Iterator[str]:
+def hints(words: Sequence[str], takes_settings: bool, rows: Sequence[Experiment] = ()) -> Iterator[str]:
     """Yield a line for each option that another program has, naming ours.
 
     ``takes_settings``: whether the command takes settings; to others only options are named.
+    ``rows``: what the command trains; settings that none of them reads are not named if others are.
     """
     for word in words:
         if not word.startswith("-"):
@@ -125,8 +133,24 @@ def hints(words: Sequence[str], takes_settings: bool) -> Iterator[str]:
         ours = _NAMED.get(name) or _NAMED.get(last, [])
         ours = [each for each in ours if each.startswith(f"{group}.")] or ours
         ours = [each for each in ours if takes_settings or "." not in each]
+        ours = [each for each in ours if _is_read(each, rows)] or ours
         if ours and name.replace("-", "_") not in ours:
             yield f"--{name}: did you mean {' or '.join(map(option, ours[:3]))}?"
+
+
+def rows_among(words: Sequence[str]) -> list[Experiment]:
+    """Return the rows that a command line's words match; none if an option changes their model."""
+    found: list[Experiment] = []
+    if any(word.partition("=")[0] in CHANGE_THE_MODEL for word in words):
+        return found
+    for word in words:
+        with suppress(SettingError):  # an option or its value
+            found += [build(row.name, DEFAULT_SCALE) for row in find(word) if not row.needs]
+    return found
+
+
+def _is_read(path: str, rows: Sequence[Experiment]) -> bool:
+    return not rows or any(not unused_settings(row, [path]) for row in rows)
 
 
 def option(path: str) -> str:

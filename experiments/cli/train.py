@@ -108,6 +108,8 @@ def train_unfinished(
     if note := other_modules_note(map(read_result, sorted(finished))):
         print_line(note)
     codes: list[int] = []
+    if not todo:
+        print_line(f"{len(wanted)} of {len(wanted)} runs are finished: nothing to train")
     if todo:
         with reporting(sum(run.steps for run in todo)) as reporter:
             at_once = f", {jobs} at once" if (jobs := min(jobs, len(todo))) > 1 else ""

@@ -115,7 +115,7 @@ def score_run(
         write_metrics(scores / "scores.json", len(examples), metrics)
         score_folders.append(scores)
         lines.append((task.name, ", ".join(stage.name for stage in members), len(examples), metrics))
-    show_scores(lines)
+    show_scores(lines, selection.split)
     print_line(f"Tasks, as prepared for the run: {cache}")
     for scores in score_folders:
         print_line(f"Answers and scores: {scores}")
@@ -164,6 +164,11 @@ def find_members(folder: Path, name: str, stage_name: str) -> tuple[AnyTask, "li
         candidates = without_head or candidates
     members = chosen(folder, candidates, stage_name or default)
     head_task = members[0].labelled_task
+    if head_task is None and members[0].is_count_based:
+        raise SettingError(
+            f"{members[0].folder}: counts.model={experiment.counts.model!r} continues text and answers no "
+            f"tasks such as {name!r}; of the models made of counts, only taggers do (tagging/*, entities/*)"
+        )
     if head_task is not None and task_name(head_task) == base_name:
         return find_labelled(name), members[:1]
     if head_task is None and writes_text:
@@ -421,7 +426,7 @@ def score_file(path: Path, name: str, selection: RowSelection) -> None:
         raise
     except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         raise SettingError(f"{path} has an answer of a kind that {name} has not: {error!r:.200}") from error
-    show_scores([(name, str(path), len(examples), metrics)])
+    show_scores([(name, str(path), len(examples), metrics)], selection.split)
 
 
 def answer_of(task: AnyTask, line: str, location: str, is_json: bool) -> Any:
@@ -458,9 +463,9 @@ def _is_number(answer: Any) -> bool:
     return isinstance(answer, int | float) and not isinstance(answer, bool)
 
 
-def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, Value]]]) -> None:
-    """Print a line for each (task, source of its answers, number of rows, metrics)."""
-    grid = listing("task", "answers of", "rows", "metrics", "score")
+def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, Value]]], split: str) -> None:
+    """Print a line for each (task, source of its answers, number of rows of the split, metrics)."""
+    grid = listing("task", "answers of", "split", "rows", "metrics", "score")
     for task, models, rows, metrics in lines:
         others = ", ".join(
             f"{name} {format_value(value)}" for name, value in metrics.items() if name != "score"
@@ -471,7 +476,7 @@ def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, Value]]]) -> N
             score = "–"
         else:
             score = f"{metrics['score']:.2f}"
-        grid.add_row(task, escape(models), f"{rows:,}", escape(others), score)
+        grid.add_row(task, escape(models), escape(split), f"{rows:,}", escape(others), score)
     CONSOLE.print(grid)
 
 

@@ -352,7 +352,7 @@ def word_span(vocabulary: Tokenizer, ids: list[int], word: str) -> slice:
         for start in range(len(ids) - size + 1):
             if vocabulary.decode(ids[start : start + size]).strip() == word.strip():
                 return slice(start, start + size)
-    raise SettingError(f"--word {word!r} is no run of tokens of {vocabulary.decode(ids)!r}")
+    raise SettingError(f"--word {word!r} is not spelt by whole tokens of {vocabulary.decode(ids)!r}")
 
 
 def layer_weights(stage: NetworkStage) -> np.ndarray:

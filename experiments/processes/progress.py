@@ -72,17 +72,18 @@ class Reporter:
         if not self.console.is_terminal:
             self.console.print(f"{phase} ({detail})" if detail else phase)
 
-    def first_step_done(self, compiling: float) -> None:
+    def first_step_done(self, compiling: float, run: str = "") -> None:
         """Clear the detail that a stage shows until its first step, which is now done.
 
         The first call, for the first stage, also starts the clock by which the time left is estimated. It
         prints how long after the start of the process the step was done, and how long compiling it took
-        (``compiling``) [seconds].
+        (``compiling``) [seconds]. ``run``: the name of the run whose step it was, of several at once.
         """
         self._bar.update(self._task, detail="")
         if self._since is None:
             since = time.monotonic() - STARTED
-            self.say(f"first step {since:.1f} s after the start; compiling it took {compiling:.1f} s")
+            of_run = f"{run}: " if run else ""
+            self.say(f"{of_run}first step {since:.1f} s after the start; compiling it took {compiling:.1f} s")
             self._since = time.monotonic()
 
     def advance(self, steps: int, detail: str | None = None) -> None:
@@ -124,8 +125,8 @@ class JobReporter(Reporter):
     def start(self, phase: str, detail: str = "") -> None:
         super().start(f"{self._name}: {phase}", detail)
 
-    def first_step_done(self, compiling: float) -> None:
-        self._whole.first_step_done(compiling)
+    def first_step_done(self, compiling: float, run: str = "") -> None:
+        self._whole.first_step_done(compiling, run or self._name)
         self._bar.update(self._task, detail="")
         self._since = self._since or time.monotonic()
 

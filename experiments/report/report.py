@@ -483,6 +483,9 @@ def brief_legend(sheet: Sheet) -> str:
         parts += ["paper: the same of the published scores" if halves else f"paper: {distance}{above}"]
     if "▲" in shown or "▼" in shown:
         parts += ["▲ ▼: significantly better, worse than the baseline"]
+    scores = [cell.text for head, cells in sheet.items() if head != "row" for cell in cells]
+    if any(score.endswith(text.OTHER_TARGETS) for score in scores):
+        parts += [f"{text.OTHER_TARGETS}: predicts other tokens than the baseline, so not compared with it"]
     if "±" in shown:
         parts += ["±: standard deviation over seeds"]
     published = [cells for head, cells in sheet.items() if head.startswith(text.published_title(""))]

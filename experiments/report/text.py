@@ -10,6 +10,7 @@ from experiments.console import Cell, Sheet
 from experiments.figures.panels import Score
 from experiments.report.comparison import (
     EQUIVALENCE_MARGIN,
+    MIN_ABOVE_CHANCE,
     UNCOMPARED,
     BaselineDifference,
     BaselineVerdict,
@@ -452,7 +453,7 @@ def _training_cells(comparison: Comparison) -> Sheet:
         sheet["content loss"] = [score_cell(3, score) for score in content]
         sheet["unigram loss"] = [score_cell(3, score) for score in unigram]
         sheet["left plateau at step"] = [_exit_step_cell(comparison, row) for row in comparison.table.rows]
-        sheet["share of top-10 predictions"] = [_top_ten_cell(runs) for runs in rows]
+        sheet["share of predictions among the 10 commonest tokens"] = [_top_ten_cell(runs) for runs in rows]
     minutes = [Score.of(run.seconds / 60 for run in runs) for runs in rows]
     sheet["minutes"] = [
         Cell(f"{score.mean:.1f}", value=score.mean, deviation=score.std) if score else Cell()
@@ -618,7 +619,7 @@ def _rows_above_chance_cell(comparison: Comparison, metric: Metric) -> Cell:
 def _shuffled_cell(comparison: Comparison, metric: Metric) -> Cell:
     """Return the baseline's score with inputs shuffled between examples, and the share of it that is lost.
 
-    The share is of the score's distance from chance.
+    The share is of the score's distance from chance; it is left out where the score is at chance.
     """
     runs = comparison.runs_of(comparison.baseline)
     shuffled = [run.tasks[task].get("shuffled") for run in runs for task in metric.tasks if task in run.tasks]
@@ -627,7 +628,9 @@ def _shuffled_cell(comparison: Comparison, metric: Metric) -> Cell:
     if not known or not values:
         return Cell()
     score, own, lost = mean(known), mean(values), ""
-    if metric.chance is not None and own != metric.chance:
+    above = comparison.standard_errors_above_chance(metric, comparison.canonical_baseline)
+    is_at_chance = above is not None and above < MIN_ABOVE_CHANCE  # a share of nothing
+    if metric.chance is not None and own != metric.chance and not is_at_chance:
         lost = f", loses {(own - score) / (own - metric.chance):.0%}"
     return Cell(f"{score:.{metric.digits}f}{lost}", value=score)
 

@@ -84,7 +84,7 @@ def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
         HELD_OUT_LOSS: ("eval", "loss"),
         CONTENT_LOSS: ("eval", "content_loss"),
         UNIGRAM_LOSS: ("eval", "reference_loss"),
-        "share of top-10 predictions": ("eval", "top_ten_share"),
+        "share of predictions among the 10 commonest tokens": ("eval", "top_ten_share"),
     }
 
 

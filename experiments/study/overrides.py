@@ -132,7 +132,20 @@ def check_overrides_are_read(experiments: Sequence[Experiment], paths: Iterable[
             pairs = zip(reasons, experiments, strict=True)
             reasons = [whole | _unused_in_phases(each.pretraining.phases) for whole, each in pairs]
         if all(reasons):
-            raise SettingError("; ".join(reasons[0].values()))
+            raise SettingError("; ".join(reasons[0].values()) + _of_other_stack(experiments[0], path))
+
+
+def _of_other_stack(experiment: Experiment, path: str) -> str:
+    """Return a clause that names the same setting of the decoder for one of the encoder, or the reverse.
+
+    It is "" unless there is such a setting and the experiment reads it.
+    """
+    known = dict(leaves(experiment))
+    for stack, other in (("encoder", "decoder"), ("decoder", "encoder")):
+        same = path.replace(stack, other)
+        if same != path and same in known and not unused_settings(experiment, [same]):
+            return f"; that of {other}s is {same}"
+    return ""
 
 
 def _unused_in_phases(phases: Iterable[PretrainingPhase]) -> dict[str, str]:

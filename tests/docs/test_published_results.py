@@ -264,7 +264,8 @@ def test_the_guide_has_the_scores_and_differences_of_the_objectives_after_eight_
 
 
 def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():
-    section = (DOCS / "study.md").read_text().partition("#### Diffusion with more text")[2].partition("\n### ")[0]
+    guide = (DOCS / "study.md").read_text()
+    section = guide.partition("#### Diffusion with more text")[2].partition("\n### ")[0]
     bits = {}
     for line in csv.DictReader((DOCS / "results/mini-diffusion-budgets.csv").open()):
         if line["column"] == "bits per byte":

@@ -80,6 +80,12 @@ COMMAND_LINES = [  # cause -> what the message names, and the mend
         "pretraining.optimizer.beta1",
         "leave it out, or set pretraining.optimizer.name=adamw",
     ),
+    (
+        "run gpt/base --model.num_encoder_layers 1",
+        "model.num_encoder_layers",
+        "that of decoders is model.num_decoder_layers",
+    ),
+    ("run bert/base --model.num_decoder_layers 1", "", "that of encoders is model.num_encoder_layers"),
     ("run bert/base --start.steps 100", "start.steps", "leave it out"),
     # files and folders
     (f"run {ROW} --runs gs://bucket/runs", "--runs gs://bucket/runs", "mount the bucket"),

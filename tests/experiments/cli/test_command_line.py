@@ -313,6 +313,36 @@ def test_a_point_of_a_grid_is_the_run_of_its_settings_and_a_row_of_the_report(mo
     assert table.baseline == changed
 
 
+def test_a_sweep_says_that_it_trains_nothing_and_which_other_seeds_its_report_has(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.train.is_up_to_date", lambda *_: True)
+    monkeypatch.setattr("experiments.report.report.print_report", lambda *_: None)
+    command = ["sweep", "t5/1-baseline", "--scale", "nano", "--seeds", "1"]
+    for seed, due in (
+        (0, []),
+        (1, ["beyond --seeds 1, the report has the finished runs of seed 1"]),
+        (10, ["beyond --seeds 1, the report has the finished runs of seeds 1 and 10"]),
+    ):
+        folder = run_folder(Path("runs"), "nano", ROW, seed, {})
+        folder.mkdir(parents=True)
+        (folder / "scores.json").touch()
+        assert cli.dispatch(command) == 0
+        said = "".join(capsys.readouterr()).splitlines()
+        assert said == [*due, "2 of 2 runs are finished: nothing to train"]
+
+
+def test_a_sweep_whose_settings_leave_one_row_says_that_it_compares_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["sweep", "t5/1-baseline", "--scale", "nano", "--seeds", "2", "--pretraining.steps", "60"]
+    monkeypatch.setattr("experiments.cli.dry_run.print_dry_run", lambda *_: None)
+    assert cli.dispatch([*command, "--dry-run"]) == 0
+    assert f"only {ROW} is left, and a table of one row compares nothing" in capsys.readouterr().out
+    assert cli.dispatch([*command[:-2], "--dry-run"]) == 0
+    assert "compares nothing" not in capsys.readouterr().out
+
+
 def test_settings_of_a_run_that_nothing_reads_are_left_out_and_those_of_other_files_are_refused(tmp_path):
     untuned = build(ROW, "nano", {"pretraining.steps": 20, "finetuning.steps": 10, "tuning.mixtures": ()})
     save_settings(tmp_path, untuned)
@@ -535,8 +565,8 @@ OTHERS_CALL = {  # what a user may type -> the first of the settings that it lea
     "lr learning_rate pretraining.lr optimizer.lr": "--pretraining.optimizer.learning-rate",
     "finetuning.lr": "--finetuning.optimizer.learning-rate",
     "seq_len max_seq_length block_size context_length": "--data.inputs-length",
-    "max_steps num_train_steps": "--pretraining.steps",
-    "dropout_rate hidden_dropout_prob attn_pdrop": "--model.dropout",
+    "steps max_steps num_train_steps": "--pretraining.steps",
+    "dropout dropout_rate hidden_dropout_prob attn_pdrop": "--model.dropout",
     "rope_theta": "--model.positions.rotary.base",
     "tie_word_embeddings": "--model.output.logits",
     "gradient_checkpointing remat_policy": "--model.compile.remat",
@@ -551,6 +581,23 @@ OTHERS_CALL = {  # what a user may type -> the first of the settings that it lea
 def test_a_name_of_other_programs_leads_to_the_setting(word, due):
     (hint,) = hints([f"--{word}", "3"], takes_settings=True)
     assert re.search(rf"did you mean {re.escape(due)}[ ?]", hint), hint
+
+
+@pytest.mark.parametrize(
+    ("line", "due"),
+    [
+        ("run gpt/base --layers 1", "--model.num-decoder-layers?"),
+        ("run bert/base --layers 1", "--model.num-encoder-layers?"),
+        (f"run {ROW} --layers 1", "--model.num-encoder-layers or --model.num-decoder-layers?"),
+        ("sweep gpt --n-layer=1", "--model.num-decoder-layers?"),
+        ("run gpt/base --steps 500", "--pretraining.steps or --finetuning.steps?"),
+        ("run gpt/base --dropout 0.1", "--model.dropout?"),
+    ],
+)
+def test_only_settings_that_the_row_reads_are_suggested(line, due, capsys):
+    assert cli.dispatch(line.split()) == 2
+    unknown = line.split()[2].partition("=")[0]
+    assert f"{unknown}: did you mean {due}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_only_an_unknown_option_gets_a_hint(capsys):

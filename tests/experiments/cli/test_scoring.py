@@ -132,7 +132,8 @@ def test_a_task_that_nothing_was_tuned_for_is_answered_by_pre_training_and_unkno
     scores, lines = read(folder / "scores" / "pretraining" / "sst2" / "validation")
     assert scores == {"rows": 1, "metrics": {}}
     assert lines[0]["inputs"] == "sst2 sentence: It is so."
-    assert "no labels" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "no labels" in out and re.search(r"│ validation +│ 1 +│", out)
 
 
 @pytest.mark.parametrize(

@@ -395,7 +395,8 @@ def test_one_column_of_a_paper_without_noise_is_shown_in_the_terminal_or_told_wh
     heads = next(line.split() for line in lines if "seeds" in line)
     assert ("PPL" in heads) == (width == 80)
     assert any("3.50†" in line for line in lines) == (width == 80)
-    assert any("†: published score from a secondary" in line for line in lines) == (width == 80)
+    legend = "†: published score from a secondary source"
+    assert (legend in " ".join(" ".join(lines).split())) == (width == 80), "the legend is wrapped"
     assert any("on the page alone: paper's PPL" in line for line in lines) == (width == 45)
 
 
@@ -411,6 +412,9 @@ def test_several_columns_of_a_paper_without_noise_are_on_the_page_alone(restored
 
 def test_the_legend_of_the_terminal_names_the_halves_that_are_shown():
     assert report.brief_legend({"row": [], "reading": []}).startswith("reading: mean distance")
+    for score, is_explained in (("5.103*", True), ("5.103", False)):
+        legend = report.brief_legend({"row": [Cell("corpus=text:*")], "held-out loss": [Cell(score)]})
+        assert ("*: " in legend) == is_explained
     assert report.brief_legend({"row": [], "reading": [], "language": []}).startswith("reading, language: ")
 
 
@@ -1051,6 +1055,15 @@ def test_at_80_columns_a_long_name_is_cut_and_no_figure(monkeypatch):
     (line,) = (line for line in capture.get().splitlines() if "a-row-of-a-table seed 10" in line)
     assert "…" in line and line.count("…") == 1
     assert "0%" in line and "ETA 22 h 2" in line and "held-out loss 3.456" in line
+
+
+def test_of_several_runs_at_once_the_line_on_the_first_step_names_the_run(monkeypatch):
+    said = []
+    monkeypatch.setattr(progress.Reporter, "say", lambda self, line: said.append(line))
+    with progress.reporting(10) as reporter:
+        for name in ("base seed 0", "llama seed 1"):
+            progress.JobReporter(reporter, name, 5).first_step_done(1.0)
+    assert len(said) == 1 and said[0].startswith("base seed 0: first step ")
 
 
 def test_a_report_says_how_far_its_order_predicts_that_of_another(tmp_path, capsys):

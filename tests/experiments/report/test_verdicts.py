@@ -825,7 +825,7 @@ def test_a_paper_whose_rows_are_compared_in_no_column_has_no_column_in_the_brief
     assert text._published_distances(comparison, table.rows) == []
 
 
-def test_what_a_task_loses_with_inputs_of_other_examples_stands_beside_its_score(tmp_path):
+def test_what_a_task_loses_with_inputs_of_other_examples_stands_beside_its_score(tmp_path, monkeypatch):
     comparison = study(tmp_path)
     assert "baseline, inputs shuffled" not in text.metrics_sheet(comparison)
     for one in comparison.runs[BASE]:
@@ -833,6 +833,9 @@ def test_what_a_task_loses_with_inputs_of_other_examples_stands_beside_its_score
     cell = text.metrics_sheet(comparison)["baseline, inputs shuffled"][0]
     assert cell.text.startswith("0.100, loses 9") and cell.value == pytest.approx(0.1)
     cloze = comparison.metrics[0]
+    for errors, is_share in ((None, True), (3.0, True), (2.9, False), (-1.0, False)):
+        monkeypatch.setattr(Comparison, "standard_errors_above_chance", lambda *_, found=errors: found)
+        assert ("loses" in text._shuffled_cell(comparison, cloze).text) == is_share, "a share of nothing"
     comparison._values_by_seed[cloze.name][BASE] = {}
     assert text._shuffled_cell(comparison, cloze).text == "–", "the baseline lacks another of its tasks"
 

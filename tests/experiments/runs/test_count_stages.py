@@ -281,6 +281,8 @@ def test_what_needs_a_network_refuses_counts_by_name(finished, tmp_path, capsys)
         (["draw", "next", str(tagger), "--text", "a"], "tagger"),
         (["draw", "lens", str(ngrams), "--text", "a"], "ngram"),
         (["convert", "export", str(ngrams), str(tmp_path / "out")], "ngram"),
+        (["eval", "tasks", str(ngrams), "documentation-reading"], "ngram"),
+        (["eval", "tasks", str(ngrams), "extract@3", "--limit", "5"], "ngram"),
     ):
         assert cli.dispatch(command) == 2
         assert f"counts.model={model!r}" in capsys.readouterr().err

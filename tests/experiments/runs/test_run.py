@@ -338,6 +338,8 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
     folder = folder_of(swept, RATE)
     lines = list(summarize(RATE, build(RATE, "tiny"), folder))
     assert lines[0].startswith("held-out loss ") and "nats per token" in lines[0]
+    scored = [line for line in lines if re.search(r" on [\d,]+ examples", line)]
+    assert scored and all(re.search(r" examples of the split report( |$)", line) for line in scored)
     assert f"run: {folder}" in lines and f"picture: {folder / 'curves.png'}" in lines
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     commands = lines[lines.index("Try:") + 1 :]
