@@ -147,7 +147,7 @@ def test_a_sweep_ends_with_scores_a_report_and_a_plot(swept, capsys):
 
 
 def test_the_demo_ends_with_a_sample_a_picture_and_a_table(swept, monkeypatch, capsys):
-    text = Path(__file__).parents[3] / "CHANGELOG.md"
+    text = Path(__file__).parents[3] / "docs" / "study.md"
     monkeypatch.setattr(demo, "SCALE", "tiny")
     monkeypatch.setattr(demo, "STEPS", 2)
     monkeypatch.setattr(demo, "SEEDS", 1)
