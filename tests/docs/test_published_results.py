@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.stats
 from paths import ROOT
 
 from experiments.report.claims_figure import VERDICTS, ClaimsFigure, count_claims
@@ -261,6 +262,21 @@ def test_the_guide_has_the_scores_and_differences_of_the_objectives_after_eight_
                 low, high = -high, -low
             told = judged["verdict"] != "undecided" or half == "reading"
             assert told == (f"{low:.1f} to {high:.1f})" in section), (claim["better"], claim["worse"], half)
+
+
+def test_the_road_of_models_has_the_bits_of_every_row():
+    bits = {}
+    for line in csv.DictReader((DOCS / "results/mini-history.csv").open()):
+        if line["column"] == "bits per byte":
+            bits.setdefault(line["row"].removeprefix("history/"), []).append(float(line["score"]))
+    road = (DOCS / "road.md").read_text()
+    for row, values in bits.items():
+        assert len(values) == 5
+        spread = "" if row.endswith("gram") else f" ± {stdev(values):.3f}"
+        assert re.search(rf"\| `{row}` \| .* \| {mean(values):.3f}{spread} \|\n", road), row
+    leads = [after - before for before, after in zip(bits["lstm"], bits["transformer"], strict=True)]
+    low, high = scipy.stats.t.interval(0.95, 4, mean(leads), stdev(leads) / 5**0.5)
+    assert f"by {mean(leads):.3f} bits per byte (95 % {low:.3f} to {high:.3f}" in road and min(leads) > 0
 
 
 def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():
