@@ -30,6 +30,7 @@ class Outcome:
     message: str = ""
     seconds: float = 0.0  # since the action was decided, the pause before it included
     stopped: bool = False  # the user wants to end
+    skipped: bool = False  # the action was not done, because the user wanted to end before it began
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     """Return the next action, from the outcome of this one."""
     if state.action == "delete":
         return _deleted(state, outcome)
+    if outcome.skipped:
+        return state.give_up(INTERRUPTED, "interrupted")
     if state.action == "create" and not already_exists(outcome):
         state = replace(state, owned=True)  # even if the request failed: it may have arrived
     is_finished = state.action == "start" and outcome.code == DONE  # a later signal changes nothing
@@ -192,5 +195,7 @@ def _deleted(state: SliceState, outcome: Outcome) -> SliceState:
         return state.go("end", why="interrupted", code=INTERRUPTED, owned=False)
     if state.after_deletion == "end":
         return state.go("end", owned=False)
-    state = replace(state, seen=False, ready=False, code=DONE, waited=0.0, zone=state.next_zone)
+    # The next request may find a slice of another launch under this name.
+    state = replace(state, owned=False, seen=False, ready=False, waited=0.0)
+    state = replace(state, zone=state.next_zone, code=DONE)
     return state.go("create", pause(max(state.failures, state.losses), 10.0))

@@ -137,12 +137,18 @@ def run_to_its_end(row: JobSlice, stop: threading.Event, clock: Callable[[], flo
     state, outcome = SliceState(owned=machines.adopt), Outcome()
     while state.action != "end":
         say(who, state.why)
-        before, began, outcome = outcome.state, clock(), Outcome()
+        previous_state, started_at = outcome.state, clock()
         zone = machines.zones[state.zone]
         if state.action == "delete":
-            time.sleep(state.delay)
-        if state.action == "delete" or not stop.wait(state.delay):
-            attempts += state.action == "start"
+            time.sleep(state.delay)  # a signal does not shorten the pause: the slice has to be deleted
+            is_skipped = False
+        else:
+            is_skipped = stop.wait(state.delay)
+        if is_skipped:
+            outcome = Outcome(skipped=True)
+        else:
+            if state.action == "start":
+                attempts += 1
             if state.action != "describe":
                 say(who, f"{state.action}: {row.job.name} on {row.request.slice} in {zone}")
             try:
@@ -150,8 +156,8 @@ def run_to_its_end(row: JobSlice, stop: threading.Event, clock: Callable[[], flo
                 outcome, members = _act(row, state.action, commands, zone, members, stop)
             except Exception as error:  # a fault of this program is no reason to leave a slice running
                 outcome = Outcome(FAILED, message=repr(error))
-            say(who, outcome.state if outcome.state != before else "")
-        outcome = replace(outcome, seconds=clock() - began, stopped=stop.is_set())
+            say(who, outcome.state if outcome.state != previous_state else "")
+        outcome = replace(outcome, seconds=clock() - started_at, stopped=stop.is_set())
         state = step(state, outcome, limits)
     say(who, f"{state.why or 'nothing is left of it'}; exit code {state.code}")
     if state.owned:

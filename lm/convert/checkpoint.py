@@ -83,10 +83,10 @@ class StoredTensors:
 def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
     """Return the settings and the float32 model of a folder.
 
-    SettingError lists everything that does not fit, before any parameter is read. The settings keep the
-    folder's config.json in ``published``, which ``save`` writes again. Apart from the parameters, only one
-    tensor at a time is in memory. A fine-tuned head, of a class such as BertForSequenceClassification, is not
-    read.
+    SettingError lists all expected tensors that are missing, misshapen or not floats or, if there are none,
+    all unknown tensors. At most two stored tensors are in memory at a time, apart from the parameters. The
+    settings keep the folder's config.json in ``published``, which ``save`` writes again. A fine-tuned head,
+    as of BertForSequenceClassification, is not read.
     """
     folder = Path(folder)
     hf_config = read_object(folder / CONFIG)
@@ -143,14 +143,14 @@ def _lacks_output(hf_config: HFConfig, family: Family, config: ModelConfig, stor
 def weight_files(folder: Path) -> list[str]:
     """Return the names of a folder's safetensors: the one file, or all that the index names.
 
-    SettingError if the folder has neither, or the index names no files.
+    SettingError if the folder has neither, or the index has no weight_map from tensors to files, or an empty one.
     """
     if (folder / SINGLE).exists():
         return [SINGLE]
     if not (folder / INDEX).exists():
         raise SettingError(f"{folder} has neither {SINGLE} nor {INDEX}")
     index = read_object(folder / INDEX).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
+    if not index or not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
         raise SettingError(f"{folder / INDEX} should have a weight_map from tensors to files")
     return sorted(set(index.values()))
 

@@ -165,6 +165,7 @@ def config_json(config: ModelConfig) -> HFConfig:
             misfits[family.model_type] = [str(error)]
             failed.add(family.model_type)
             continue
+        failed.discard(family.model_type)
         misfits[family.model_type] = [
             f"model.{path}={value!r} should be {written.get(path)!r}"
             for path, value in expected.items()
@@ -267,7 +268,7 @@ def semantic_settings(config: ModelConfig) -> Settings:
         "experts.first": config.experts.first_layer,
     }
     has_window = config.has_window("encoder") or config.has_window("decoder")
-    # beginnings of settings -> whether the model reads them
+    # settings -> whether the model reads them; those that end in "." or "_" are beginnings of several
     conditions = {
         ("num_encoder_layers",): config.has_encoder,
         ("num_decoder_layers",): config.has_decoder,
@@ -296,5 +297,10 @@ def semantic_settings(config: ModelConfig) -> Settings:
     }
     unread = [start for starts, is_read in conditions.items() if not is_read for start in starts]
     unread += [f"positions.rotary.{name}" for name in unused_rope_settings(config.positions.rotary.scaling)]
-    beginnings = (*_NON_SEMANTIC, *unread)
-    return {path: value for path, value in settings.items() if not path.startswith(beginnings)}
+    left_out = {*_NON_SEMANTIC, *unread}
+    beginnings = tuple(name for name in left_out if name.endswith((".", "_")))
+    return {
+        path: value
+        for path, value in settings.items()
+        if path not in left_out and not path.startswith(beginnings)
+    }

@@ -1,7 +1,9 @@
 """The schema of a published family: how its config.json and its tensors correspond to our models.
 
-Everything here works in both directions, since checkpoints are read and written. Names called published are
-those of Hugging Face transformers, paths and modules are ours. ``families`` holds the data.
+Everything here works in both directions, since checkpoints are read and written. A path, a setting and the
+argument ``module`` of the functions that map parameters are names of ours. Fields, tensors and classes are
+named as in Hugging Face transformers, as are the modules in ``TaskClass`` and ``Family``. ``families`` holds
+the data.
 """
 
 import enum
@@ -47,7 +49,9 @@ def unchanged(value: Any, _: Any) -> Any:
 class Field:
     """A field of config.json that corresponds to one of our settings.
 
-    ``to_setting(value, hf_config)`` converts what is read, ``to_field(value, config)`` what is written.
+    ``default`` is its value where config.json lacks it. With REQUIRED it has to be there, as a whole number;
+    with OPTIONAL it is read only if it is there. ``to_setting(value, hf_config)`` converts the value that is
+    read or the default, ``to_field(value, config)`` the value that is written.
     """
 
     name: str
@@ -70,12 +74,15 @@ class Field:
         return (self.setting,)
 
     def read(self, hf_config: HFConfig) -> Settings:
-        """Return the setting: none if an optional field is absent, SettingError if a required one is."""
+        """Return ``{setting: value}``, or ``{}`` if an optional field is absent.
+
+        SettingError if a required field is absent or not a whole number.
+        """
         value = hf_config.get(self.name, self.default)
         if value is OPTIONAL:
             return {}
         if self.default is REQUIRED and not isinstance(value, int):
-            problem = " is missing" if value is REQUIRED else f"={value!r} should be a number"
+            problem = " is missing" if value is REQUIRED else f"={value!r} should be a whole number"
             raise SettingError(f"config.json: {self.name}{problem}")
         return {self.setting: self.to_setting(value, hf_config)}
 

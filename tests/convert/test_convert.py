@@ -136,6 +136,7 @@ def test_all_classes_of_a_family_are_of_its_own():
     for family in FAMILIES.values():
         names = [task_class.name for task_class in family.task_classes.values()]
         assert all(name.startswith(base_class(family).removesuffix("Model")) for name in names), names
+    assert base_class(FAMILIES["marian"]) == "MarianModel"
 
 
 def test_shards_hold_what_one_file_would(tmp_path):
@@ -265,18 +266,24 @@ def configured(**new):
     return spoil
 
 
+def empty_index(folder):
+    (folder / MODEL).unlink()
+    (folder / f"{MODEL}.index.json").write_text('{"weight_map": {}}')
+
+
 @pytest.mark.parametrize(
     "name, spoil, message",
     [
         ("gpt2", truncated, f"{MODEL}: "),
         ("gpt2", lambda folder: (folder / MODEL).write_bytes(b"pickled"), f"{MODEL}: "),
         ("gpt2", lambda folder: (folder / MODEL).unlink(), "neither model.safetensors nor"),
+        ("gpt2", empty_index, "should have a weight_map from tensors to files"),
         ("gpt2", lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
         ("gpt2", configured(model_type="gp2"), "model_type='gp2' is not supported; did you mean 'gpt2'"),
         ("gpt2", configured(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True"),
         ("gpt2", configured(activation_function="gelu_nwe"), "activation_function='gelu_nwe'.*'gelu_new'"),
         ("gpt2", configured(n_embd="gone"), "n_embd is missing"),
-        ("gpt2", configured(n_embd="32"), "n_embd='32' should be a number"),
+        ("gpt2", configured(n_embd="32"), "n_embd='32' should be a whole number"),
         ("gpt2", configured(quantization_config={"bits": 4}), "quantization_config="),
         (
             "bloom_alibi",
