@@ -175,7 +175,7 @@ def test_a_run_that_is_done_when_a_signal_comes_has_ended_well():
 def test_a_run_that_has_failed_is_not_done_when_a_signal_comes_before_its_next_attempt(monkeypatch):
     stop, actions = threading.Event(), []
 
-    def act(row, action, commands, zone, members, stop):
+    def act(row, action, commands, zone, ssh_targets, stop):
         actions.append(action)
         if action == "start":
             threading.Timer(0.2, stop.set).start()  # in the pause of ten seconds before the next attempt
@@ -414,7 +414,7 @@ def test_a_module_of_ones_own_is_copied_to_the_hosts_and_found_in_the_container(
 def test_a_sweep_runs_so_many_at_once_and_no_more(stage, monkeypatch):
     now, most = [], []
 
-    def act(row, action, commands, zone, members, stop):
+    def act(row, action, commands, zone, ssh_targets, stop):
         now.append(row)
         most.append(len(now))
         time.sleep(0.02)
@@ -497,10 +497,10 @@ def test_an_option_of_the_machines_is_in_the_template_and_in_the_connection(opti
 
 def test_libtpu_hides_the_latency_of_collectives_unless_told_otherwise():
     options = container.Container(IMAGE, "v5e:4x4")
-    assert container.variables(options, 4, 1)["LIBTPU_INIT_ARGS"] == libtpu_flags(1)
+    assert container.environment_variables(options, 4, 1)["LIBTPU_INIT_ARGS"] == libtpu_flags(1)
     assert set(libtpu_flags(1).split()) < set(libtpu_flags(2).split())
     none = container.Container(IMAGE, "v5e:4x4", libtpu_flags="")
-    assert container.variables(none, 4, 1) == {"LM_COORDINATOR": "auto"}
+    assert container.environment_variables(none, 4, 1) == {"LM_COORDINATOR": "auto"}
 
 
 # (words, a part that the commands must have)
