@@ -23,7 +23,7 @@ from lm.convert.config_json import (
     config_json,
     flatten_sections,
     model_config,
-    pretraining_heads_in,
+    pretraining_heads_of_checkpoint,
     semantic_settings,
 )
 from lm.convert.families import FAMILIES
@@ -292,7 +292,7 @@ def test_the_capacity_in_evaluation_matters_where_experts_choose_tokens():
 
 def test_a_family_that_can_write_a_config_counts_as_one_though_it_cannot_update_the_old(monkeypatch):
     base, shapes = variant("bert/base")
-    config = change(model_config(base, pretraining_heads_in(base, shapes)), "residual", "rezero")
+    config = change(model_config(base, pretraining_heads_of_checkpoint(base, shapes)), "residual", "rezero")
 
     def fails(family, config):
         raise SettingError("the old config.json cannot be updated")
@@ -311,7 +311,7 @@ def test_a_family_that_can_write_a_config_counts_as_one_though_it_cannot_update_
 def test_a_field_without_effect_in_the_reference_has_none_here_or_is_refused(family):
     """What is read of it are ids of special tokens, rates of dropout and lengths of texts."""
     base, shapes = variant(f"{family}/base")
-    heads = pretraining_heads_in(base, shapes)
+    heads = pretraining_heads_of_checkpoint(base, shapes)
     due = semantic_settings(model_config(base, heads))
     for field, told in FIELDS[family].items():
         if told.get("effect") == "idle":

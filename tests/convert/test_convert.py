@@ -26,7 +26,12 @@ from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.convert import load, save
-from lm.convert.config_json import config_json, flatten_sections, model_config, pretraining_heads_in
+from lm.convert.config_json import (
+    config_json,
+    flatten_sections,
+    model_config,
+    pretraining_heads_of_checkpoint,
+)
 from lm.convert.families import FAMILIES, UNSUPPORTED
 from lm.convert.heads import base_class
 from lm.nn.presets import PRESETS
@@ -435,7 +440,8 @@ def test_settings_are_read_by_the_names_they_had_before():
 
 def test_a_head_is_known_by_its_tensors_where_the_class_does_not_name_it():
     theirs = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
-    assert pretraining_heads_in(theirs, ["cls.seq_relationship.weight"]) == {"logits", "next-sentence"}
+    heads = pretraining_heads_of_checkpoint(theirs, ["cls.seq_relationship.weight"])
+    assert heads == {"logits", "next-sentence"}
 
 
 @pytest.mark.parametrize(
