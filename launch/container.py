@@ -15,7 +15,7 @@ from launch.options import Container
 from launch.policy import DONE
 from launch.processes import show
 
-PACKED = "lm-launch.tgz"  # in a host's home folder: worker.sh and the folder STUDIES
+ARCHIVE_NAME = "lm-launch.tgz"  # in a host's home folder: worker.sh and the folder STUDIES
 STUDIES = "studies"
 BUCKETS = "/gs"  # folder with a mounted folder for each bucket, on hosts and in containers
 _BUCKET = re.compile("gs://([^/]+)")
@@ -53,7 +53,11 @@ def pack(studies: Sequence[str], target: Path) -> None:
 
 
 def check_job(job: Job) -> None:
-    """Raise LaunchError for a run whose results would be lost, or one of whose modules."""
+    """Raise LaunchError for a job that cannot run in a cloud.
+
+    Its folder has to be in a bucket, or the results would be lost with the machine. Its study modules need
+    different file names, or one would overwrite the other.
+    """
     if not _BUCKET.match(job.runs):
         raise LaunchError(
             f"--runs {job.runs!r} should be gs://BUCKET/FOLDER: the machines' disks are deleted with them"
@@ -72,7 +76,7 @@ def lm_words(job: Job, slices: int, studies: str = f"/{STUDIES}") -> list[str]:
     return [_BUCKET.sub(rf"{BUCKETS}/\1", word) for word in words]
 
 
-def variables(options: Container, processes: int, slices: int) -> dict[str, str]:
+def environment_variables(options: Container, processes: int, slices: int) -> dict[str, str]:
     """Return the environment of the container: how the processes meet, flags of libtpu, and data sets."""
     flags = options.libtpu_flags
     named = {"LIBTPU_INIT_ARGS": libtpu_flags(slices) if flags is None else flags}
@@ -91,7 +95,7 @@ def buckets(job: Job, options: Container) -> list[str]:
 
 def setup_command(job: Job, options: Container) -> str:
     """Return the command line by which a host unpacks, installs what it lacks, and pulls the image."""
-    unpack = f"rm -rf lm-launch && mkdir -p lm-launch/{STUDIES} && tar -xzf {PACKED} -C lm-launch"
+    unpack = f"rm -rf lm-launch && mkdir -p lm-launch/{STUDIES} && tar -xzf {ARCHIVE_NAME} -C lm-launch"
     return (
         f"{unpack} && {join(['bash', 'lm-launch/worker.sh', 'setup', options.image, *buckets(job, options)])}"
     )
@@ -99,6 +103,7 @@ def setup_command(job: Job, options: Container) -> str:
 
 def start_command(job: Job, options: Container, processes: int, slices: int, attempt: str) -> str:
     """Return the command line by which a host runs the container and shows its output until it ends."""
-    environment = [f"--env={name}={value}" for name, value in variables(options, processes, slices).items()]
+    variables = environment_variables(options, processes, slices)
+    environment = [f"--env={name}={value}" for name, value in variables.items()]
     words = ["bash", "lm-launch/worker.sh", "start", attempt, *environment, options.image]
     return join([*words, *lm_words(job, slices)])

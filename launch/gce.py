@@ -116,22 +116,24 @@ def parse_status(request: Request, printed: str) -> Status:
     if any(state in LOST for state in states):
         return Status("PREEMPTED", message)
     if len(hosts) == request.hosts and set(states) == {"RUNNING"} and {*actions} <= {"NONE", "VERIFYING"}:
-        return Status("ACTIVE", members=names)
+        return Status("ACTIVE", ssh_targets=names)
     if any(word in message.upper() for word in REFUSALS):
         return Status(REFUSED, message)
     return Status("PROVISIONING", message)
 
 
-def copy(request: Request, zone: str, members: Sequence[str], source: str, target: str) -> list[list[str]]:
+def copy(
+    request: Request, zone: str, ssh_targets: Sequence[str], source: str, target: str
+) -> list[list[str]]:
     """Return the command for each host that copies a file to it."""
     options = [*zone_options(zone, request.project), *connection_options(request.machines)]
-    return [[*COMPUTE, "scp", source, f"{member}:{target}", *options] for member in members]
+    return [[*COMPUTE, "scp", source, f"{host}:{target}", *options] for host in ssh_targets]
 
 
-def run(request: Request, zone: str, members: Sequence[str], line: str) -> list[list[str]]:
+def run(request: Request, zone: str, ssh_targets: Sequence[str], line: str) -> list[list[str]]:
     """Return the command for each host that runs a command line on it."""
     options = [*zone_options(zone, request.project), *ssh_options(request.machines), f"--command={line}"]
-    return [[*COMPUTE, "ssh", member, *options] for member in members]
+    return [[*COMPUTE, "ssh", host, *options] for host in ssh_targets]
 
 
 def delete(request: Request, zone: str) -> list[list[str]]:

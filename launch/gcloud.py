@@ -38,11 +38,11 @@ class Request:
 
 
 class Status(NamedTuple):
-    """What gcloud says of a request: a state of ``policy``, why, and the names of its machines."""
+    """What gcloud says of a request: a state of ``policy``, why, and which names ssh and scp take."""
 
     state: str
     message: str = ""
-    members: tuple[str, ...] = ()
+    ssh_targets: tuple[str, ...] = ()
 
 
 class SliceApi(NamedTuple):
@@ -54,8 +54,8 @@ class SliceApi(NamedTuple):
     create: Callable[[Request, str], list[list[str]]]
     describe: Callable[[Request, str], list[str]]
     parse_status: Callable[[Request, str], Status]  # from the output of ``describe``
-    copy: Callable[[Request, str, Sequence[str], str, str], list[list[str]]]  # members, from, to: at once
-    run: Callable[[Request, str, Sequence[str], str], list[list[str]]]  # members, a command line: at once
+    copy: Callable[[Request, str, Sequence[str], str, str], list[list[str]]]  # targets, from, to: at once
+    run: Callable[[Request, str, Sequence[str], str], list[list[str]]]  # targets, a command line: at once
     delete: Callable[[Request, str], list[list[str]]]
 
 

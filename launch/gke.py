@@ -55,7 +55,7 @@ def command(job: Job, options: Container, cluster: Cluster) -> list[str]:
             f"--provisioning {cluster.provisioning!r} should be one of {', '.join(PROVISIONING)}"
         )
     processes = host_count(piece) * cluster.slices
-    environment = container.variables(options, processes, cluster.slices)
+    environment = container.environment_variables(options, processes, cluster.slices)
     # exec, so that the signal to go reaches lm, which saves
     line = f"exec {join(['lm', *container.lm_words(job, cluster.slices)])}"
     where = [f"--zone={cluster.zone}"] if cluster.zone else []

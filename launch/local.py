@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launch.command import Job, LaunchError, program_path
-from launch.policy import DONE, HOPELESS, INTERRUPTED, pause, worst
+from launch.policy import DONE, INTERRUPTED, NOT_RETRYABLE, pause, root_cause
 from launch.processes import Child, finish_all, on_signals, say, show
 
 AFTER_FAILURE = 60.0  # seconds that the others have, once one process has failed, to notice it, save and end
@@ -67,13 +67,13 @@ def run_here(jobs: Sequence[Job], options: Processes) -> int:
                 children.append(Child(command, str(process), os.environ | variables))
         if stopped.is_set():  # while they were being started
             pass_on(signal.SIGTERM)
-        return worst(finish_all(children, AFTER_FAILURE) or [INTERRUPTED if stopped.is_set() else DONE])
+        return root_cause(finish_all(children, AFTER_FAILURE) or [INTERRUPTED if stopped.is_set() else DONE])
 
     with on_signals(pass_on):
         for job in jobs:
             failures = 0
             while code := attempt([lm, *job.arguments()]):
-                if code in HOPELESS or failures >= options.restarts or stopped.is_set():
+                if code in NOT_RETRYABLE or failures >= options.restarts or stopped.is_set():
                     break
                 failures += 1
                 say("launch", f"ended with {code}; restart {failures} of {options.restarts}")

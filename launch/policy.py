@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from math import inf
 
 # The exit codes of `lm` (experiments/processes/exit_codes.py), of which this package imports nothing.
-DONE, FAILED, BAD_SETTINGS, NOT_FINITE, AGAIN, INTERRUPTED = 0, 1, 2, 3, 42, 130
+DONE, FAILED, BAD_SETTINGS, NOT_FINITE, RUN_PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 42, 130
 TERMINATED = 143  # a process that SIGTERM ended; the launcher sends it to all once one has ended
-HOPELESS = (BAD_SETTINGS, NOT_FINITE, INTERRUPTED)  # started again, the run would end in the same way
+NOT_RETRYABLE = (BAD_SETTINGS, NOT_FINITE, INTERRUPTED)  # started again, the run would end in the same way
 
 # States of a queued resource (Cloud TPU API v2, QueuedResourceState.State); PREEMPTED is a node's. The
 # groups of Compute Engine are given the same states (gce.parse_status).
@@ -17,8 +17,9 @@ REFUSED = "REFUSED"  # ours: it is there, and will get no machines
 REFUSALS = ("QUOTA", "PERMISSION_DENIED", "INVALID_ARGUMENT")  # asking again would be refused again
 
 POLL_INTERVAL = 30.0  # between two descriptions of a slice [seconds]
-DELETIONS = 4  # in a row that may fail before the user has to see to it
-LASTING = 1800.0  # seconds: an attempt that went on for so long starts the count of failures anew
+MAX_FAILED_DELETIONS = 4  # in a row, after which the launcher gives up and tells the user
+# An attempt that took this long before it failed counts as the first failure, not as one more in a row.
+FAILURE_RESET_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Outcome:
     message: str = ""
     seconds: float = 0.0  # since the action was decided, the pause before it included
     stopped: bool = False  # the user wants to end
+    skipped: bool = False  # the action was not done, because the user wanted to end before it began
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,15 @@ def pause(failures: int, first: float) -> float:
     return min(first * 2 ** (failures - 1), 600.0) if failures else 0.0
 
 
-def worst(codes: list[int]) -> int:
-    """Return the exit code of several processes that explains why they ended: a cause, not a consequence."""
+def root_cause(codes: list[int]) -> int:
+    """Return the exit code, of several processes that ended together, that explains why they ended.
+
+    It is that of a process that failed by itself, if there is one, not of those that were ended after it.
+    """
     codes = [128 - code if code < 0 else code for code in codes]  # -15: killed by signal 15
-    rank = {NOT_FINITE: 0, BAD_SETTINGS: 0, INTERRUPTED: 2, AGAIN: 3, TERMINATED: 3, DONE: 4}
+    # 0: the run itself cannot go on; 1: any other failure, such as a crash; 2: interrupted by the user;
+    # 3: preempted, or ended because another process had ended; 4: succeeded.
+    rank = {NOT_FINITE: 0, BAD_SETTINGS: 0, INTERRUPTED: 2, RUN_PREEMPTED: 3, TERMINATED: 3, DONE: 4}
     return min(codes, key=lambda code: (rank.get(code, 1), code))
 
 
@@ -91,6 +98,8 @@ def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     """Return the next action, from the outcome of this one."""
     if state.action == "delete":
         return _deleted(state, outcome)
+    if outcome.skipped:
+        return state.give_up(INTERRUPTED, "interrupted")
     if state.action == "create" and not already_exists(outcome):
         state = replace(state, owned=True)  # even if the request failed: it may have arrived
     is_finished = state.action == "start" and outcome.code == DONE  # a later signal changes nothing
@@ -103,11 +112,11 @@ def step(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
     if outcome.code == DONE:
         following = {"create": "describe", "start": "delete"}[state.action]
         return state.go(following, code=DONE, after_deletion="end")
-    if state.action == "start" and outcome.code in HOPELESS:
+    if state.action == "start" and outcome.code in NOT_RETRYABLE:
         return state.give_up(
             outcome.code, f"the run ended with {outcome.code}; starting it again would not help"
         )
-    failures = 1 if outcome.seconds >= LASTING else state.failures + 1
+    failures = 1 if outcome.seconds >= FAILURE_RESET_SECONDS else state.failures + 1
     if state.action != "create":
         why = f"{state.action} ended with {outcome.code}"
         return state.go("describe", why=why, failures=failures, code=outcome.code)
@@ -159,14 +168,19 @@ def _described(state: SliceState, outcome: Outcome, limits: Limits) -> SliceStat
     if outcome.state == REFUSED:
         return _refused(state, outcome.message, limits)
     lost = outcome.state in WAITING and state.ready  # a group that has lost hosts waits for others
-    if outcome.state in GONE or lost:  # no failure of ours if we had it
+    # A slice that is lost after its hosts were set up is requested again in its zone and counts as no
+    # failure. One that is lost before counts as a loss, and the next zone is tried.
+    if outcome.state in GONE or lost:
         losses = 0 if state.ready else state.losses + 1
         following = state.zone if state.ready else _next_zone(state, limits)
         why = f"{outcome.state} {outcome.message}".strip()
         if losses > limits.restarts:
             return state.give_up(FAILED, why)
         return state.create_anew(following, why, failures=0, losses=losses)
-    state = replace(state, seen=True, failures=state.failures if state.code else 0)
+    # The request has succeeded, so its failures no longer count. Those of "set up" and "start" do: they have
+    # left a code that is not 0.
+    failures = state.failures if state.code != DONE else 0
+    state = replace(state, seen=True, failures=failures)
     if outcome.state in WAITING:
         return _waiting(replace(state, waited=state.waited + outcome.seconds), outcome, limits)
     if state.failures > limits.restarts:
@@ -184,7 +198,7 @@ def _waiting(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
 
 def _deleted(state: SliceState, outcome: Outcome) -> SliceState:
     state = replace(state, undeleted=state.undeleted + 1 if outcome.code else 0)
-    if 0 < state.undeleted < DELETIONS:
+    if 0 < state.undeleted < MAX_FAILED_DELETIONS:
         return state.go("delete", pause(state.undeleted, 5.0))
     if state.undeleted:
         return state.go("end", why="NOT DELETED, IT MAY STILL COST MONEY", code=FAILED)
@@ -192,5 +206,7 @@ def _deleted(state: SliceState, outcome: Outcome) -> SliceState:
         return state.go("end", why="interrupted", code=INTERRUPTED, owned=False)
     if state.after_deletion == "end":
         return state.go("end", owned=False)
-    state = replace(state, seen=False, ready=False, code=DONE, waited=0.0, zone=state.next_zone)
+    # The next request may find a slice of another launch under this name.
+    state = replace(state, owned=False, seen=False, ready=False, waited=0.0)
+    state = replace(state, zone=state.next_zone, code=DONE)
     return state.go("create", pause(max(state.failures, state.losses), 10.0))

@@ -44,10 +44,10 @@ def create(request: Request, zone: str) -> list[list[str]]:
     nodes = [f"--node-id={name}"]
     if request.slices > 1:
         nodes = [f"--node-count={request.slices}", f"--node-prefix={name}"]
-    command, kind = QUEUED, [f"--accelerator-type={piece.type}"]
-    if piece.topology and piece.generation.sides == 3:  # of a flat one the type says the shape
-        kind = [f"--type={piece.generation.type}", f"--topology={piece.topology}"]
-        command = QUEUED if piece.name == "v4" else ALPHA  # the only one whose shape the stable command takes
+    command, shape_options = QUEUED, [f"--accelerator-type={piece.type}"]
+    if piece.topology and piece.generation.sides == 3:  # the type of a 2D slice says its topology
+        shape_options = [f"--type={piece.generation.type}", f"--topology={piece.topology}"]
+        command = QUEUED if piece.name == "v4" else ALPHA  # the stable command takes a topology for v4 only
     options = [
         f"--runtime-version={request.runtime or piece.generation.runtime}",
         f"--labels={request.labels}",
@@ -68,7 +68,8 @@ def create(request: Request, zone: str) -> list[list[str]]:
         options += ["--internal-ips"]
     if machines.service_account:
         options += [f"--service-account={machines.service_account}"]
-    return [[*command, "create", name, *nodes, *kind, *options, *zone_options(zone, request.project)]]
+    options += zone_options(zone, request.project)
+    return [[*command, "create", name, *nodes, *shape_options, *options]]
 
 
 def describe(request: Request, zone: str) -> list[str]:
@@ -83,19 +84,21 @@ def parse_status(request: Request, printed: str) -> Status:
     return Status(state["state"], fault, (request.name,))
 
 
-def copy(request: Request, zone: str, members: Sequence[str], source: str, target: str) -> list[list[str]]:
+def copy(
+    request: Request, zone: str, ssh_targets: Sequence[str], source: str, target: str
+) -> list[list[str]]:
     """Return the command that copies a file to all hosts."""
-    options = [*_everywhere(request, zone), *connection_options(request.machines)]
-    return [[*QUEUED, "scp", source, f"{name}:{target}", *options] for name in members]
+    options = [*_all_hosts_options(request, zone), *connection_options(request.machines)]
+    return [[*QUEUED, "scp", source, f"{name}:{target}", *options] for name in ssh_targets]
 
 
-def run(request: Request, zone: str, members: Sequence[str], line: str) -> list[list[str]]:
+def run(request: Request, zone: str, ssh_targets: Sequence[str], line: str) -> list[list[str]]:
     """Return the command that runs a command line on all hosts."""
-    options = [*_everywhere(request, zone), *ssh_options(request.machines), f"--command={line}"]
-    return [[*QUEUED, "ssh", name, *options] for name in members]
+    options = [*_all_hosts_options(request, zone), *ssh_options(request.machines), f"--command={line}"]
+    return [[*QUEUED, "ssh", name, *options] for name in ssh_targets]
 
 
-def _everywhere(request: Request, zone: str) -> list[str]:
+def _all_hosts_options(request: Request, zone: str) -> list[str]:
     return ["--worker=all", "--node=all", *zone_options(zone, request.project)]
 
 

@@ -20,10 +20,14 @@ from launch.accelerators import parse_slice
 from launch.command import Job, LaunchError, closest, label
 from launch.gcloud import Request, SliceApi
 from launch.options import Container, Machines, check_machines
-from launch.policy import ABSENT, DONE, FAILED, Limits, Outcome, SliceState, already_exists, step, worst
+from launch.policy import ABSENT, DONE, FAILED, Limits, Outcome, SliceState, already_exists, root_cause, step
 from launch.processes import Child, finish_all, on_signals, say, show
 
 AFTER_FAILURE = 60.0  # seconds that the other hosts have, once the run has failed on one, to save and end
+
+
+Command = list[str]
+ParallelCommands = list[Command]  # of one step, run at once
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,16 @@ class JobSlice:
     request: Request
     api: SliceApi
     options: Container
-    archive: str = container.PACKED  # path of the archive of studies that is copied to every host
+    archive: str = container.ARCHIVE_NAME  # path of the archive of studies that is copied to every host
 
     @property
     def machines(self) -> Machines:
         return self.request.machines
 
-    def commands(self, action: str, zone: str, attempt: str, members: Sequence[str]) -> list[list[list[str]]]:
-        """Return the commands of an action: groups one after another, and those of a group at once."""
+    def commands(
+        self, action: str, zone: str, attempt: str, ssh_targets: Sequence[str]
+    ) -> list[ParallelCommands]:
+        """Return the steps of an action, which follow one another; a step's commands run in parallel."""
         request, api = self.request, self.api
         if action == "describe":
             return [[api.describe(request, zone)]]
@@ -51,10 +57,10 @@ class JobSlice:
             return [[command] for command in api.delete(request, zone)]
         if action == "set up":
             line = container.setup_command(self.job, self.options)
-            copied = api.copy(request, zone, members, self.archive, container.PACKED)
-            return [copied, api.run(request, zone, members, line)]
+            copied = api.copy(request, zone, ssh_targets, self.archive, container.ARCHIVE_NAME)
+            return [copied, api.run(request, zone, ssh_targets, line)]
         line = container.start_command(self.job, self.options, request.hosts, request.slices, attempt)
-        return [api.run(request, zone, members, line)]
+        return [api.run(request, zone, ssh_targets, line)]
 
 
 def run_slices(
@@ -83,7 +89,7 @@ def run_slices(
     check_zones(requests[0], api)
     stop = threading.Event()
     with tempfile.TemporaryDirectory(prefix="lm-launch-") as folder:
-        archive = Path(folder, container.PACKED)
+        archive = Path(folder, container.ARCHIVE_NAME)
         container.pack(jobs[0].studies, archive)
 
         def delete_all(_: int) -> None:
@@ -99,22 +105,25 @@ def run_slices(
 
 
 def print_commands(rows: Sequence[JobSlice]) -> None:
-    """Print every command of a life without failures, in the first zone, and what another zone is asked."""
+    """Print every command of runs that never fail, in the first zone.
+
+    For each further zone, print only the commands that create the slice there.
+    """
     show(gcloud.LIST_ACCOUNTS)
     show(gcloud.GET_PROJECT)
     for zone in rows[0].machines.zones:
         show(rows[0].api.list_offers(rows[0].request, zone))
     for row in rows:
-        members = [row.request.name if row.api is queued.API else "HOST"]
+        ssh_targets = [row.request.name if row.api is queued.API else "HOST"]
         for number, zone in enumerate(row.machines.zones):
             actions = ("create",) if number else ("describe", "create", "set up", "start", "delete")
             if number:
                 before = row.machines.zones[number - 1]
                 print(f"# if {before} has no room, create in {zone}, and go on as above:")
             for action in actions:
-                if members == ["HOST"] and action in ("set up", "start"):
+                if ssh_targets == ["HOST"] and action in ("set up", "start"):
                     print(f"# {action}, on each of {row.request.hosts} hosts at once:")
-                for (command,) in row.commands(action, zone, "ATTEMPT", members):
+                for (command,) in row.commands(action, zone, "ATTEMPT", ssh_targets):
                     show(command)
 
 
@@ -133,25 +142,31 @@ def run_to_its_end(row: JobSlice, stop: threading.Event, clock: Callable[[], flo
     machines = row.machines
     is_timed = bool(machines.max_run_time)
     limits = Limits(machines.restarts, len(machines.zones), machines.wait * 60, is_timed)
-    who, attempts, members = row.request.name, 0, tuple[str, ...]()
+    who, attempts, ssh_targets = row.request.name, 0, tuple[str, ...]()
     state, outcome = SliceState(owned=machines.adopt), Outcome()
     while state.action != "end":
         say(who, state.why)
-        before, began, outcome = outcome.state, clock(), Outcome()
+        previous_state, started_at = outcome.state, clock()
         zone = machines.zones[state.zone]
         if state.action == "delete":
-            time.sleep(state.delay)
-        if state.action == "delete" or not stop.wait(state.delay):
-            attempts += state.action == "start"
+            time.sleep(state.delay)  # a signal does not shorten the pause: the slice has to be deleted
+            is_skipped = False
+        else:
+            is_skipped = stop.wait(state.delay)
+        if is_skipped:
+            outcome = Outcome(skipped=True)
+        else:
+            if state.action == "start":
+                attempts += 1
             if state.action != "describe":
                 say(who, f"{state.action}: {row.job.name} on {row.request.slice} in {zone}")
             try:
-                commands = row.commands(state.action, zone, f"{int(time.time())}-{attempts}", members)
-                outcome, members = _act(row, state.action, commands, zone, members, stop)
+                commands = row.commands(state.action, zone, f"{int(time.time())}-{attempts}", ssh_targets)
+                outcome, ssh_targets = _act(row, state.action, commands, zone, ssh_targets, stop)
             except Exception as error:  # a fault of this program is no reason to leave a slice running
                 outcome = Outcome(FAILED, message=repr(error))
-            say(who, outcome.state if outcome.state != before else "")
-        outcome = replace(outcome, seconds=clock() - began, stopped=stop.is_set())
+            say(who, outcome.state if outcome.state != previous_state else "")
+        outcome = replace(outcome, seconds=clock() - started_at, stopped=stop.is_set())
         state = step(state, outcome, limits)
     say(who, f"{state.why or 'nothing is left of it'}; exit code {state.code}")
     if state.owned:
@@ -163,21 +178,21 @@ def run_to_its_end(row: JobSlice, stop: threading.Event, clock: Callable[[], flo
 def _act(
     row: JobSlice,
     action: str,
-    commands: Sequence[Sequence[list[str]]],
+    commands: Sequence[ParallelCommands],
     zone: str,
-    members: tuple[str, ...],
+    ssh_targets: tuple[str, ...],
     stop: threading.Event,
 ) -> tuple[Outcome, tuple[str, ...]]:
-    """Do an action; return what came of it, and the names of the machines as they are known now."""
+    """Do an action; return its outcome, and the names that ssh takes as they are known now."""
     if action in ("set up", "start"):
         codes = (_stream(row.request.name, each, stop) for each in commands)
-        return Outcome(next(filter(None, codes), DONE)), members
+        return Outcome(next(filter(None, codes), DONE)), ssh_targets
     if action == "describe":
         outcome = gcloud.call(commands[0][0])
         if outcome.code:
-            return outcome, members
+            return outcome, ssh_targets
         status = row.api.parse_status(row.request, outcome.message)
-        return Outcome(state=status.state, message=status.message), status.members or members
+        return Outcome(state=status.state, message=status.message), status.ssh_targets or ssh_targets
     if action == "delete":
         return _delete(row.request.name, commands), ()
     for number, (command,) in enumerate(commands):
@@ -192,7 +207,7 @@ def _act(
     return outcome, ()
 
 
-def _delete(who: str, commands: Sequence[Sequence[list[str]]]) -> Outcome:
+def _delete(who: str, commands: Sequence[ParallelCommands]) -> Outcome:
     """Delete all parts; what is not there counts as deleted."""
     failed = Outcome()
     for (command,) in commands:
@@ -203,8 +218,11 @@ def _delete(who: str, commands: Sequence[Sequence[list[str]]]) -> Outcome:
     return failed
 
 
-def _stream(who: str, commands: Sequence[list[str]], stop: threading.Event) -> int:
-    """Run commands that may take days at once, and show their output; they are ended when ``stop`` is set."""
+def _stream(who: str, commands: ParallelCommands, stop: threading.Event) -> int:
+    """Run the commands in parallel, possibly for days, and show their output.
+
+    Return the exit code that explains how they ended. When ``stop`` is set, all of them are ended.
+    """
     names = [who if len(commands) == 1 else f"{who} {host}" for host in range(len(commands))]
     children = [Child(command, name, os.environ) for command, name in zip(commands, names, strict=True)]
-    return worst(finish_all(children, AFTER_FAILURE, stop, signal.SIGTERM))
+    return root_cause(finish_all(children, AFTER_FAILURE, stop, signal.SIGTERM))

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from launch.command import Job, LaunchError, label, program_path
-from launch.policy import AGAIN, DONE, HOPELESS
+from launch.policy import DONE, NOT_RETRYABLE, RUN_PREEMPTED
 from launch.processes import show
 
 
@@ -38,8 +38,8 @@ def script(jobs: Sequence[Job], options: SlurmJob) -> str:
         "tasks": max(options.gpus_per_node, 1),
         "restarts": str(options.restarts),  # a line of the script with the number 0 would be left out
         "commands": "\n".join("  " + shlex.quote(shlex.join([lm, *job.arguments()])) for job in jobs),
-        "hopeless": " | ".join(map(str, (DONE, *HOPELESS))),
-        "again": AGAIN,
+        "hopeless": " | ".join(map(str, (DONE, *NOT_RETRYABLE))),
+        "again": RUN_PREEMPTED,
     }
     blanks = {f"{{{name}}}": value for name, value in values.items()}
     lines = files("launch").joinpath("job.sbatch").read_text().splitlines(keepends=True)

@@ -438,7 +438,7 @@ def exported_model(experiment: Experiment) -> ModelConfig:
 
 def unexportable(experiment: Experiment, task: LabelledTask) -> str:
     """Return why `lm convert export` cannot write the head for a task, and what it can; "" if it can."""
-    from lm.convert import config_json, head_class  # slow to import: a tenth of a second
+    from lm.convert import config_json, head_class_name  # slow to import: a tenth of a second
 
     model = exported_model(experiment)
     try:
@@ -446,7 +446,7 @@ def unexportable(experiment: Experiment, task: LabelledTask) -> str:
     except SettingError as error:
         return str(error)  # the model below the head cannot be exported either
     try:
-        head_class(model, head_config(experiment, task))
+        head_class_name(model, head_config(experiment, task))
     except SettingError as error:
         return f"{error}; --head drop writes the model below it"
     return ""
@@ -454,13 +454,13 @@ def unexportable(experiment: Experiment, task: LabelledTask) -> str:
 
 def exported_heads(experiment: Experiment) -> Iterator[str]:
     """Yield a line for each head that `lm convert export` writes, with its class in transformers."""
-    from lm.convert import SENTENCE_TRANSFORMER, head_class
+    from lm.convert import SENTENCE_TRANSFORMER, head_class_name
 
     for name in experiment.tuning.heads if finetunes(experiment) else ():
         task = find_labelled(name)
         if unexportable(experiment, task):
             continue
-        found = head_class(exported_model(experiment), head_config(experiment, task))
+        found = head_class_name(exported_model(experiment), head_config(experiment, task))
         shown = "a folder of sentence-transformers" if found == SENTENCE_TRANSFORMER else found
         yield f"`lm convert export` will write the head for {name} as {shown}"
 

@@ -2,15 +2,15 @@
 
 from lm.convert.checkpoint import describe, load, save
 from lm.convert.config_json import config_json
-from lm.convert.heads import SENTENCE_TRANSFORMER, class_of, head_class
+from lm.convert.heads import SENTENCE_TRANSFORMER, class_name_of_model, head_class_name
 from lm.convert.sentence_transformers import module_files, pooling_of
 
 __all__ = [
     "SENTENCE_TRANSFORMER",
-    "class_of",
+    "class_name_of_model",
     "config_json",
     "describe",
-    "head_class",
+    "head_class_name",
     "load",
     "module_files",
     "pooling_of",

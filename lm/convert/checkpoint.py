@@ -21,8 +21,8 @@ from lm.convert.config_json import (
     config_json,
     family_of,
     model_config,
-    pretraining_heads_in,
-    pretraining_heads_of,
+    pretraining_heads_of_checkpoint,
+    pretraining_heads_of_config,
 )
 from lm.convert.heads import (
     HEAD_FIELDS,
@@ -35,10 +35,10 @@ from lm.convert.heads import (
     head_arrays,
     head_json,
     head_tensors,
-    headless_config,
     is_base_model,
     is_head_tensor,
     published_head,
+    with_tied_output,
 )
 from lm.convert.schema import Family, HFConfig
 from lm.convert.sentence_transformers import Dense, module_files
@@ -83,10 +83,10 @@ class StoredTensors:
 def load(folder: Path | str) -> tuple[ModelConfig, Transformer]:
     """Return the settings and the float32 model of a folder.
 
-    SettingError lists everything that does not fit, before any parameter is read. The settings keep the
-    folder's config.json in ``published``, which ``save`` writes again. Apart from the parameters, only one
-    tensor at a time is in memory. A fine-tuned head, of a class such as BertForSequenceClassification, is not
-    read.
+    SettingError lists all expected tensors that are missing, misshapen or not floats or, if there are none,
+    all unknown tensors. At most two stored tensors are in memory at a time, apart from the parameters. The
+    settings keep the folder's config.json in ``published``, which ``save`` writes again. A fine-tuned head,
+    as of BertForSequenceClassification, is not read.
     """
     folder = Path(folder)
     hf_config = read_object(folder / CONFIG)
@@ -123,7 +123,7 @@ def _read_config(hf_config: HFConfig, family: Family, stored: StoredTensors) -> 
     """Return the settings of a checkpoint; SettingError if they ask for more than its files hold."""
     names = stored.stored_names
     untied = family.tie_flag_unreliable and _is_untied(family, stored)
-    config = model_config(hf_config, pretraining_heads_in(hf_config, names), untied=untied)
+    config = model_config(hf_config, pretraining_heads_of_checkpoint(hf_config, names), untied=untied)
     config = replace(config, published=json.dumps(hf_config, sort_keys=True))
     _check_sizes(config, [file.get_slice(name).get_shape() for name, file in stored.files.items()])
     return config
@@ -143,14 +143,15 @@ def _lacks_output(hf_config: HFConfig, family: Family, config: ModelConfig, stor
 def weight_files(folder: Path) -> list[str]:
     """Return the names of a folder's safetensors: the one file, or all that the index names.
 
-    SettingError if the folder has neither, or the index names no files.
+    SettingError if the folder has neither, or the index has no weight_map from tensors to files or an empty
+    one.
     """
     if (folder / SINGLE).exists():
         return [SINGLE]
     if not (folder / INDEX).exists():
         raise SettingError(f"{folder} has neither {SINGLE} nor {INDEX}")
     index = read_object(folder / INDEX).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
+    if not index or not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
         raise SettingError(f"{folder / INDEX} should have a weight_map from tensors to files")
     return sorted(set(index.values()))
 
@@ -213,7 +214,8 @@ def _current_names(family: Family, stored_names: Iterable[str]) -> dict[str, str
     """
     stored_names = list(stored_names)
     has_prefix = any(name.startswith(family.tensor_prefix) for name in stored_names)
-    outside = {parameter.name for module in family.output_layers for parameter in module} | {*family.copies}
+    output_names = {parameter.name for module in family.output_layers for parameter in module}
+    names_without_prefix = output_names | {*family.copies}
     current: dict[str, str] = {}
     for stored in stored_names:
         name = stored
@@ -224,9 +226,11 @@ def _current_names(family: Family, stored_names: Iterable[str]) -> dict[str, str
             if _is_in(name, (other,)):
                 name = module + name.removeprefix(other)
                 break
-        if not has_prefix and name not in outside:
+        if not has_prefix and name not in names_without_prefix:
             name = family.tensor_prefix + name
-        current[stored if name in current else name] = stored
+        if name in current:  # another stored tensor has this name today; this one keeps its own
+            name = stored
+        current[name] = stored
     return current
 
 
@@ -301,7 +305,7 @@ def save(
 
     A fine-tuned model is written with its head, whose classes are called ``labels`` and which reads texts of
     ``max_length`` tokens at most, and without the heads of pre-training, which its class lacks. SettingError
-    if no published program computes what this model does.
+    if no class of transformers and no modules of sentence-transformers compute what this model does.
     """
     folder = Path(folder)
     body = cast(Transformer, model.body if isinstance(model, ModelWithHead) else model)
@@ -343,11 +347,11 @@ def save(
 def describe(model: Transformer | ModelWithHead, labels: Sequence[str]) -> tuple[HFConfig, str]:
     """Return the config.json that ``save`` writes, and the name of the class that it is written as."""
     body = cast(Transformer, model.body if isinstance(model, ModelWithHead) else model)
-    hf_config = config_json(headless_config(body.config))
+    hf_config = config_json(with_tied_output(body.config))
     if isinstance(model, ModelWithHead):
         head = published_head(body.config, model.settings)
         hf_config |= head_json(head, labels, model.head.out.kernel.shape[-1])
-        if head.needs_other_padding(body.config):
+        if head.needs_null_pad_token(body.config):
             hf_config["pad_token_id"] = None
         return hf_config, head.class_name
     if has_head(hf_config):  # of the file that the model was loaded with, whose head is not here
@@ -375,7 +379,8 @@ def _published_tensors(
     """
     found = tensors(family, config, {path: array.shape for path, array in arrays.items()})
     in_base_model = {"pooler", "query-stream"}
-    is_base_model = bare and config.output.logits == "none" and pretraining_heads_of(config) <= in_base_model
+    has_other_heads = not pretraining_heads_of_config(config) <= in_base_model
+    is_base_model = bare and config.output.logits == "none" and not has_other_heads
     if not is_base_model:
         return found
     return {name.removeprefix(family.tensor_prefix): tensor for name, tensor in found.items()}

@@ -38,7 +38,9 @@ def family_of(hf_config: HFConfig) -> Family:
     return FAMILIES[model_type]
 
 
-def pretraining_heads_in(hf_config: HFConfig, tensor_names: Collection[str]) -> set[PretrainingHead]:
+def pretraining_heads_of_checkpoint(
+    hf_config: HFConfig, tensor_names: Collection[str]
+) -> set[PretrainingHead]:
     """Return the pre-training heads of the class that a config.json names, and others that have tensors.
 
     Published files often hold more than their class: BERT's name a masked LM and hold the next-sentence head.
@@ -54,8 +56,8 @@ def pretraining_heads_in(hf_config: HFConfig, tensor_names: Collection[str]) -> 
     return heads
 
 
-def pretraining_heads_of(config: ModelConfig) -> set[str]:
-    """Return the pre-training heads of one of our models."""
+def pretraining_heads_of_config(config: ModelConfig) -> set[str]:
+    """Return the pre-training heads of one of our models, with "logits" if its output layer has a bias."""
     return {*config.heads, "logits"} if config.output.bias else {*config.heads}
 
 
@@ -71,7 +73,7 @@ def flatten_sections(hf_config: HFConfig, family: Family) -> HFConfig:
 
 
 def nest_sections(flat: HFConfig, family: Family) -> HFConfig:
-    """Return the config.json that ``flatten_sections`` makes ``flat`` of."""
+    """Undo ``flatten_sections``: move each field such as "encoder.hidden_size" into its section "encoder"."""
     hf_config: HFConfig = {section: {} for section in family.sections}
     for name, value in flat.items():
         section, _, field = name.partition(".")
@@ -165,6 +167,7 @@ def config_json(config: ModelConfig) -> HFConfig:
             misfits[family.model_type] = [str(error)]
             failed.add(family.model_type)
             continue
+        failed.discard(family.model_type)
         misfits[family.model_type] = [
             f"model.{path}={value!r} should be {written.get(path)!r}"
             for path, value in expected.items()
@@ -200,7 +203,7 @@ def _candidates(config: ModelConfig) -> Iterator[tuple[Family, Callable[[Family,
 def _read_back(hf_config: HFConfig, config: ModelConfig) -> ModelConfig:
     """Return the settings of a config.json, for a model that has the heads and matrices of ``config``."""
     untied = config.output.logits.startswith("separate")
-    return model_config(hf_config, pretraining_heads_of(config), untied=untied)
+    return model_config(hf_config, pretraining_heads_of_config(config), untied=untied)
 
 
 def _update_published(family: Family, config: ModelConfig) -> HFConfig:
@@ -221,7 +224,7 @@ def _update_published(family: Family, config: ModelConfig) -> HFConfig:
 
 def _write_new(family: Family, config: ModelConfig) -> HFConfig:
     """Return a new config.json of a family."""
-    heads = pretraining_heads_of(config)
+    heads = pretraining_heads_of_config(config)
     classes = [name for name, needed in family.architectures.items() if heads.issuperset(needed)]
     hf_config: HFConfig = {
         "model_type": family.model_type,
@@ -249,9 +252,10 @@ _NON_SEMANTIC = (
 
 
 def semantic_settings(config: ModelConfig) -> Settings:
-    """Return the settings on which a model's outputs depend, without those that it does not read.
+    """Return the settings that the outputs of a trained model depend on.
 
-    Two configs whose models compute the same function have equal settings here.
+    Configs with equal settings here compute the same function, given the same parameters; ``config_json``
+    relies on it. Settings that another setting switches off are left out.
     """
     usual_scale = replace(config.attention, scale=None).product_scale
     settings = dict(leaves(config)) | {
@@ -267,7 +271,7 @@ def semantic_settings(config: ModelConfig) -> Settings:
         "experts.first": config.experts.first_layer,
     }
     has_window = config.has_window("encoder") or config.has_window("decoder")
-    # beginnings of settings -> whether the model reads them
+    # settings -> whether the model reads them; those that end in "." or "_" are beginnings of several
     conditions = {
         ("num_encoder_layers",): config.has_encoder,
         ("num_decoder_layers",): config.has_decoder,
@@ -289,12 +293,18 @@ def semantic_settings(config: ModelConfig) -> Settings:
         ("output.logit_cap", "output.logit_divisor"): config.output.logits != "none",
         ("experts.",): config.experts.count > 0,
         ("experts.normalized",): config.experts.per_token > 1,
-        # In training alone, unless experts choose.
+        # Token choice reads capacity_factor in training only; expert choice also in evaluation, unless
+        # eval_capacity_factor is set. Only token choice reads eval_capacity.
         ("experts.capacity_factor",): config.experts.kind == "expert-choice",
         ("experts.eval_capacity",): config.experts.kind == "token-choice",
         ("experts.group_rows",): config.experts.factor(is_training=False) is not None,
     }
     unread = [start for starts, is_read in conditions.items() if not is_read for start in starts]
     unread += [f"positions.rotary.{name}" for name in unused_rope_settings(config.positions.rotary.scaling)]
-    beginnings = (*_NON_SEMANTIC, *unread)
-    return {path: value for path, value in settings.items() if not path.startswith(beginnings)}
+    left_out = {*_NON_SEMANTIC, *unread}
+    beginnings = tuple(name for name in left_out if name.endswith((".", "_")))
+    return {
+        path: value
+        for path, value in settings.items()
+        if path not in left_out and not path.startswith(beginnings)
+    }

@@ -2,7 +2,8 @@
 
 To add a family, copy a block and add its name at the end of the file. Sources: the paper named above each
 block; names of fields and tensors, and defaults of fields, are those of ``configuration_*.py`` and
-``modeling_*.py`` in the library transformers.
+``modeling_*.py`` in the library transformers. The value given to a field, as in ``pad_token(0)`` or
+``Field("dropout_rate", "dropout", 0.1)``, is the one that transformers takes where config.json lacks it.
 """
 
 from dataclasses import replace
@@ -156,8 +157,8 @@ T5 = Family(
         Field(
             "num_decoder_layers",
             "num_decoder_layers",
-            None,
-            lambda n, hf_config: n or hf_config["num_layers"],
+            default=None,
+            to_setting=lambda value, hf_config: value or hf_config["num_layers"],
         ),
         Field("dropout_rate", "dropout", 0.1),
         Field("relative_attention_num_buckets", "positions.relative_buckets"),
@@ -375,7 +376,8 @@ MBART = replace(
     supported_values={**BART.supported_values, "normalize_before": True, "add_final_layer_norm": True},
 )
 
-# Zhang et al. 2020
+# Zhang et al. 2020: sinusoids and no norm of the embedding, as in Marian, but norms before the sub-layers.
+# The fields are BART's, since it has no decoder_vocab_size.
 PEGASUS = replace(
     MARIAN,
     model_type="pegasus",
@@ -919,7 +921,7 @@ def _llama_body(*feed_forward: Parameters) -> tuple[Parameters, ...]:
 LLAMA = Family(
     model_type="llama",
     architectures={"LlamaForCausalLM": ()},
-    task_classes=decoder_task_classes("Llama", "tokens", "span", tokens="score", is_bare=True),
+    task_classes=decoder_task_classes("Llama", "tokens", "span", tokens="score", omits_base_prefix=True),
     template=changes(_DECODER, {"positions.kind": "rotary", "norm.kind": "rms", "bias": False}),
     fields=(
         *SIZE_FIELDS,
@@ -1026,7 +1028,7 @@ QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
     architectures={"Qwen2ForCausalLM": ()},
-    task_classes=decoder_task_classes("Qwen2", "tokens", "span", tokens="score", is_bare=True),
+    task_classes=decoder_task_classes("Qwen2", "tokens", "span", tokens="score", omits_base_prefix=True),
     template=changes(LLAMA.template, {"attention.qkv_bias": True}),
     fields=(*_LLAMA_FIELDS_WITHOUT_BIAS, qwen_windows()),
     ignored=(),
@@ -1043,7 +1045,7 @@ QWEN3 = replace(
     LLAMA,
     model_type="qwen3",
     architectures={"Qwen3ForCausalLM": ()},
-    task_classes=decoder_task_classes("Qwen3", "tokens", "span", tokens="score", is_bare=True),
+    task_classes=decoder_task_classes("Qwen3", "tokens", "span", tokens="score", omits_base_prefix=True),
     template=changes(LLAMA.template, {"mlp.bias": False, "attention.qk_norm": True}),
     fields=override(without(LLAMA.fields, "mlp.bias"), replace(_HEAD_DIM, default=128), qwen_windows()),
     ignored=(),

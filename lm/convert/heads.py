@@ -1,7 +1,8 @@
-"""Heads that were fine-tuned on a labelled task, in the published formats whose programs compute the same.
+"""Export heads that were fine-tuned on a labelled task.
 
-A head leaves as a class of transformers, such as BertForSequenceClassification. Where no class computes the
-same, a head on whole texts leaves as modules of sentence-transformers: the model, a pooling, dense layers.
+A head is exported as a class of transformers, such as BertForSequenceClassification, if one computes the same
+outputs. Otherwise a head on whole texts is exported as modules of sentence-transformers: the model, a
+pooling, dense layers.
 """
 
 import re
@@ -46,7 +47,7 @@ Arrays = dict[str, Any]  # path of a parameter -> its numbers
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A dense layer between the state that speaks for a text and the linear layer of the outputs."""
+    """A dense layer between the pooled state of a text and the linear layer of the outputs."""
 
     module: str  # of ours
     activation: HeadDense
@@ -65,37 +66,42 @@ class PublishedHead:
     def class_name(self) -> str:
         return SENTENCE_TRANSFORMER if self.task_class is None else self.task_class.name
 
-    def needs_other_padding(self, config: ModelConfig) -> bool:
-        """Return whether the class must not know the id of padding, since it is the one that ends a text.
+    def needs_null_pad_token(self, config: ModelConfig) -> bool:
+        """Return whether pad_token_id has to be null in config.json.
 
-        The class reads the last token that is no padding, and the head the one that ends the text.
+        The class reads the last token of a text that is not padding, and our head the token that ends the
+        text. Where both have the same id, the class would pass over the token that ends the text.
         """
         reads_last = self.task_class is not None and self.task_class.pool == "last"
         return reads_last and config.special.pad == config.special.eos
 
 
-def class_of(model: ModelWithHead) -> str:
-    """Return the class that computes what a fine-tuned model does; SettingError if there is none."""
-    return head_class(cast(Transformer, model.body).config, model.settings)
+def class_name_of_model(model: ModelWithHead) -> str:
+    """Return the name of the class that computes what a fine-tuned model does.
+
+    It is "SentenceTransformer" or a class of transformers; SettingError if no class does.
+    """
+    return head_class_name(cast(Transformer, model.body).config, model.settings)
 
 
-def head_class(config: ModelConfig, head: HeadConfig) -> str:
+def head_class_name(config: ModelConfig, head: HeadConfig) -> str:
     """Return the name of the class that computes such a head on such a model; SettingError if none does."""
     return published_head(config, head).class_name
 
 
 def published_head(config: ModelConfig, head: HeadConfig) -> PublishedHead:
-    """Return how such a head on such a model is written; SettingError if no program computes the same."""
-    family = family_of(config_json(headless_config(config)))
+    """Return how such a head on such a model is written; SettingError if it cannot be exported."""
+    family = family_of(config_json(with_tied_output(config)))
     if head.layers == "mixed-frozen":
         raise SettingError(
             "tuning.layers='mixed-frozen' reads a mixture of all layers, as no class of transformers does; "
-            "'last' and 'last-frozen' leave whole"
+            "with 'last' or 'last-frozen' a head can be exported"
         )
     if config.has_encoder and config.has_decoder:
         raise SettingError(
-            "its decoder reads a text as it is, and in the classes of transformers for encoder-decoders one "
-            "position later; tuning.mixtures, which answers in words, leaves whole"
+            "the classes of transformers for encoder-decoders shift the decoder's inputs by one position and "
+            "this head does not; train with tuning.mixtures instead, where the model writes its answers as "
+            "text and can be exported"
         )
     layers = dense_layers(config, head)
     task_class = family.task_classes.get(head.kind)
@@ -137,10 +143,11 @@ def _computes(
     return task_class.has_bias or not config.bias or has_last_norm
 
 
-def headless_config(config: ModelConfig) -> ModelConfig:
-    """Return the settings of a decoder whose output matrix is left out, as a config.json describes them.
+def with_tied_output(config: ModelConfig) -> ModelConfig:
+    """Return settings that a config.json can describe: a decoder without an output matrix gets tied logits.
 
-    No field of it says that there is none, and the classes for fine-tuned heads never have one.
+    config.json has no field that says that the matrix is missing: only the class in ``architectures`` does,
+    such as GPT2Model or GPT2ForSequenceClassification.
     """
     if config.has_decoder and config.output.logits == "none":
         return changes(config, {"output.logits": "tied"})
@@ -168,7 +175,7 @@ def head_json(published: PublishedHead, labels: Sequence[str], num_outputs: int)
 def base_class(family: Family) -> str:
     """Return the class of transformers of a family's model without any head, such as BertModel."""
     first = next(iter(family.architectures))
-    return re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", first) + "Model"
+    return re.sub(r"(For[A-Z]\w*|LMHeadModel|MTModel|Model)$", "", first) + "Model"
 
 
 def head_arrays(published: PublishedHead, model: ModelWithHead, body: Arrays) -> Arrays:
@@ -217,7 +224,7 @@ def head_tensors(published: PublishedHead, shapes: Mapping[str, Shape]) -> dict[
 
 
 def body_tensors(published: PublishedHead, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of the body's tensors that the class of a fine-tuned model has: no pre-training head's.
+    """Return the body's tensors that the class of a fine-tuned model has, without pre-training heads.
 
     The pooler is among them only in a folder of sentence-transformers: a class has it as its dense layer.
     """
@@ -227,7 +234,7 @@ def body_tensors(published: PublishedHead, tensors: Mapping[str, Tensor]) -> dic
     if task_class is None:
         modules.append(f"{POOLER}.")
     kept = {name: x for name, x in tensors.items() if x.sources[0][0].startswith(tuple(modules))}
-    if task_class is not None and not task_class.is_bare:
+    if task_class is not None and not task_class.omits_base_prefix:
         return kept
     return {name.removeprefix(prefix): tensor for name, tensor in kept.items()}
 

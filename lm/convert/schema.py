@@ -1,7 +1,9 @@
 """The schema of a published family: how its config.json and its tensors correspond to our models.
 
-Everything here works in both directions, since checkpoints are read and written. Names called published are
-those of Hugging Face transformers, paths and modules are ours. ``families`` holds the data.
+Everything here works in both directions, since checkpoints are read and written. A path, a setting and the
+argument ``module`` of the functions that map parameters are names of ours. Fields, tensors and classes are
+named as in Hugging Face transformers, as are the modules in ``TaskClass`` and ``Family``. ``families`` holds
+the data.
 """
 
 import enum
@@ -47,7 +49,9 @@ def unchanged(value: Any, _: Any) -> Any:
 class Field:
     """A field of config.json that corresponds to one of our settings.
 
-    ``to_setting(value, hf_config)`` converts what is read, ``to_field(value, config)`` what is written.
+    ``default`` is its value where config.json lacks it. With REQUIRED it has to be there, as a whole number;
+    with OPTIONAL it is read only if it is there. ``to_setting(value, hf_config)`` converts the value that is
+    read or the default, ``to_field(value, config)`` the value that is written.
     """
 
     name: str
@@ -70,12 +74,15 @@ class Field:
         return (self.setting,)
 
     def read(self, hf_config: HFConfig) -> Settings:
-        """Return the setting: none if an optional field is absent, SettingError if a required one is."""
+        """Return ``{setting: value}``, or ``{}`` if an optional field is absent.
+
+        SettingError if a required field is absent or not a whole number.
+        """
         value = hf_config.get(self.name, self.default)
         if value is OPTIONAL:
             return {}
         if self.default is REQUIRED and not isinstance(value, int):
-            problem = " is missing" if value is REQUIRED else f"={value!r} should be a number"
+            problem = " is missing" if value is REQUIRED else f"={value!r} should be a whole number"
             raise SettingError(f"config.json: {self.name}{problem}")
         return {self.setting: self.to_setting(value, hf_config)}
 
@@ -114,7 +121,8 @@ def without(fields: Fields, *settings: str) -> Fields:
 
 # --- tensors
 
-EXPERT = "{expert}"  # in the name of a tensor: the number of the expert, each of which has one
+# Placeholder in the name of a tensor that every expert has; it is replaced by the number of the expert.
+EXPERT = "{expert}"
 
 
 @dataclass(frozen=True)
@@ -166,18 +174,20 @@ class Parameter:
     layers: Callable[[ModelConfig], Sequence[int]] | None = None
     prefix: str = ""  # how the whole name begins
 
-    def tensor_name(self, layer: int | None, config: ModelConfig | None) -> str:
-        """Return the name of the tensor, of layer number ``layer`` if it is in a stack and None if not.
+    def tensor_name(self, layer_index: int | None, config: ModelConfig | None) -> str:
+        """Return the name of the tensor, in a stack with the number of the layer in the checkpoint.
 
-        Layers are counted from the first one that has the tensor. ``config`` None: the name in most models.
+        ``layer_index`` is the index of the layer among those that have the tensor, which is that of the row
+        in our stacked array; None outside of a stack. Without ``config`` it is the name in most models, never
+        ``other_name``.
         """
         name = self.name
         if self.other_name is not None and config is not None and self.has_other_name(config):
             name = self.other_name
-        if self.stack is not None and layer is not None:
-            number = self.first_layer + layer
+        if self.stack is not None and layer_index is not None:
+            number = self.first_layer + layer_index
             if self.layers is not None and config is not None:
-                number = self.layers(config)[layer]
+                number = self.layers(config)[layer_index]
             name = f"{self.stack}.{number}.{name}"
         return self.prefix + name
 
@@ -246,8 +256,9 @@ def fused_qkv(
 ) -> Parameters:
     """Map the projections to queries, keys and values, which are one published linear layer.
 
-    Its outputs are all queries, all keys, all values; ``per_head``: those of head 0, of head 1, and so on,
-    where a head of keys comes with all heads of queries that share it.
+    Its outputs are all queries, then all keys, then all values. With ``per_head`` they are grouped by
+    key/value head: the query heads that share head 0, key head 0, value head 0, then those of head 1, and so
+    on.
     """
     projections = tuple(f"{module}.{name}" for name in ("query", "key", "value"))
     parameters = fused_linears(projections, published, transform=transform)
@@ -304,10 +315,13 @@ class TaskClass:
     name: str
     output: str = "classifier"  # module of the linear layer
     has_bias: bool = True  # of the linear layer
-    pool: Pool | None = None  # the position whose state speaks for a text; None: every position is read
+    pool: Pool | None = None  # position whose state is read for a whole text; None: all positions are read
     dense: str | None = None  # module of a dense layer between that state and the linear layer
     activation: HeadDense = "none"  # of the dense layer
-    is_bare: bool = False  # whether names of the base model's tensors lack its prefix, so that any fits
+    # Whether the base model's tensors are written without Family.base_model_prefix, because this class has
+    # another name for the base model (LlamaForQuestionAnswering: transformer instead of model); transformers'
+    # from_pretrained adds the prefix of its class.
+    omits_base_prefix: bool = False
 
 
 TaskClasses = Mapping[HeadKind, TaskClass]
@@ -328,14 +342,15 @@ def task_classes(
 
 
 def decoder_task_classes(
-    name: str, *kinds: HeadKind, tokens: str = "classifier", is_bare: bool = False
+    name: str, *kinds: HeadKind, tokens: str = "classifier", omits_base_prefix: bool = False
 ) -> TaskClasses:
     """Return the classes for heads on a decoder: of texts by the last token, without a bias, and ``kinds``.
 
-    ``tokens`` is the module of the linear layer on every token; ``is_bare`` is that of answers.
+    ``tokens`` is the module of the linear layer on every token; ``omits_base_prefix`` is of the span class.
     """
     of_texts = task_classes(name, "classes", "regression", output="score", has_bias=False, pool="last")
-    of_positions = task_classes(name, "tokens", output=tokens) | task_classes(name, "span", is_bare=is_bare)
+    of_positions = task_classes(name, "tokens", output=tokens)
+    of_positions |= task_classes(name, "span", omits_base_prefix=omits_base_prefix)
     return of_texts | {kind: of_positions[kind] for kind in kinds}
 
 
@@ -344,7 +359,8 @@ class Family:
     """One model_type of transformers: its config.json and its tensors."""
 
     model_type: str
-    # Classes of transformers, the one with the most heads first, and the pre-training heads of each.
+    # Classes of transformers -> the pre-training heads of each. A new config.json names the first class whose
+    # heads the model has, so those with more heads come first.
     architectures: Mapping[str, tuple[PretrainingHead, ...]]
     # Kinds of fine-tuned heads, and their classes.
     task_classes: TaskClasses = field(default_factory=dict)
@@ -357,7 +373,8 @@ class Family:
     supported_values: Mapping[str, Any] = field(default_factory=dict)
     attribute_map: Mapping[str, str] = field(default_factory=dict)  # other name of a field -> its name
     ignored: tuple[str, ...] = ()  # fields that do not change the outputs
-    # Fields that are written with these values whatever was read: they say what tensors are called.
+    # Fields that are always written with these values, whatever was read, because the tensors are written
+    # under the names that they select (DeBERTa: legacy=False).
     written_values: Mapping[str, Any] = field(default_factory=dict)
     # Fields that hold those of one stack each, which are named as in "encoder.hidden_size" here.
     sections: tuple[str, ...] = ()

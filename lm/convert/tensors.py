@@ -25,7 +25,8 @@ class Tensor:
     sources: tuple[tuple[str, Index], ...]
     shapes: tuple[Shape, ...]  # of those arrays, or of one layer or expert of each
     transform: Transform
-    # heads of keys, of which one after the other is fused; None: one whole array after the other
+    # number of key/value heads whose parts are interleaved: [q0, k0, v0, q1, k1, v1, ...]; None: each array
+    # is whole, [q, k, v]
     num_heads: int | None = None
 
     @property

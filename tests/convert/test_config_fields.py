@@ -14,15 +14,16 @@ from paths import GOLDEN
 from safetensors.numpy import load_file, save_file
 
 from lm.batch import Batch, Side
-from lm.config.base import SettingError
+from lm.config.base import SettingError, change, changes
 from lm.config.decoding import Decoding
-from lm.config.model import SpecialTokens
+from lm.config.model import ModelConfig, SpecialTokens
 from lm.convert import load, save
 from lm.convert.config_json import (
+    _write_new,
     config_json,
     flatten_sections,
     model_config,
-    pretraining_heads_in,
+    pretraining_heads_of_checkpoint,
     semantic_settings,
 )
 from lm.convert.families import FAMILIES
@@ -280,11 +281,37 @@ RECORDED = [
 ]
 
 
+def test_the_capacity_in_evaluation_matters_where_experts_choose_tokens():
+    experts = {"architecture": "encoder", "experts.count": 4, "experts.kind": "expert-choice"}
+    one, other = (
+        semantic_settings(changes(ModelConfig(), experts | {"experts.eval_capacity_factor": factor}))
+        for factor in (1.0, 4.0)
+    )
+    assert one != other
+
+
+def test_a_family_that_can_write_a_config_counts_as_one_though_it_cannot_update_the_old(monkeypatch):
+    base, shapes = variant("bert/base")
+    config = change(model_config(base, pretraining_heads_of_checkpoint(base, shapes)), "residual", "rezero")
+
+    def fails(family, config):
+        raise SettingError("the old config.json cannot be updated")
+
+    def message(*candidates):
+        monkeypatch.setitem(config_json.__globals__, "_candidates", lambda _: candidates)
+        with pytest.raises(SettingError) as error:
+            config_json(config)
+        return str(error.value)
+
+    written = [(FAMILIES["bert"], _write_new), (FAMILIES["electra"], _write_new)]
+    assert message((FAMILIES["bert"], fails), *written) == message(*written)
+
+
 @pytest.mark.parametrize("family", RECORDED)
 def test_a_field_without_effect_in_the_reference_has_none_here_or_is_refused(family):
     """What is read of it are ids of special tokens, rates of dropout and lengths of texts."""
     base, shapes = variant(f"{family}/base")
-    heads = pretraining_heads_in(base, shapes)
+    heads = pretraining_heads_of_checkpoint(base, shapes)
     due = semantic_settings(model_config(base, heads))
     for field, told in FIELDS[family].items():
         if told.get("effect") == "idle":

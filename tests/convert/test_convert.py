@@ -26,7 +26,12 @@ from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.convert import load, save
-from lm.convert.config_json import config_json, flatten_sections, model_config, pretraining_heads_in
+from lm.convert.config_json import (
+    config_json,
+    flatten_sections,
+    model_config,
+    pretraining_heads_of_checkpoint,
+)
 from lm.convert.families import FAMILIES, UNSUPPORTED
 from lm.convert.heads import base_class
 from lm.nn.presets import PRESETS
@@ -136,6 +141,7 @@ def test_all_classes_of_a_family_are_of_its_own():
     for family in FAMILIES.values():
         names = [task_class.name for task_class in family.task_classes.values()]
         assert all(name.startswith(base_class(family).removesuffix("Model")) for name in names), names
+    assert base_class(FAMILIES["marian"]) == "MarianModel"
 
 
 def test_shards_hold_what_one_file_would(tmp_path):
@@ -265,18 +271,24 @@ def configured(**new):
     return spoil
 
 
+def empty_index(folder):
+    (folder / MODEL).unlink()
+    (folder / f"{MODEL}.index.json").write_text('{"weight_map": {}}')
+
+
 @pytest.mark.parametrize(
     "name, spoil, message",
     [
         ("gpt2", truncated, f"{MODEL}: "),
         ("gpt2", lambda folder: (folder / MODEL).write_bytes(b"pickled"), f"{MODEL}: "),
         ("gpt2", lambda folder: (folder / MODEL).unlink(), "neither model.safetensors nor"),
+        ("gpt2", empty_index, "should have a weight_map from tensors to files"),
         ("gpt2", lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
         ("gpt2", configured(model_type="gp2"), "model_type='gp2' is not supported; did you mean 'gpt2'"),
         ("gpt2", configured(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True"),
         ("gpt2", configured(activation_function="gelu_nwe"), "activation_function='gelu_nwe'.*'gelu_new'"),
         ("gpt2", configured(n_embd="gone"), "n_embd is missing"),
-        ("gpt2", configured(n_embd="32"), "n_embd='32' should be a number"),
+        ("gpt2", configured(n_embd="32"), "n_embd='32' should be a whole number"),
         ("gpt2", configured(quantization_config={"bits": 4}), "quantization_config="),
         (
             "bloom_alibi",
@@ -428,7 +440,8 @@ def test_settings_are_read_by_the_names_they_had_before():
 
 def test_a_head_is_known_by_its_tensors_where_the_class_does_not_name_it():
     theirs = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
-    assert pretraining_heads_in(theirs, ["cls.seq_relationship.weight"]) == {"logits", "next-sentence"}
+    heads = pretraining_heads_of_checkpoint(theirs, ["cls.seq_relationship.weight"])
+    assert heads == {"logits", "next-sentence"}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import tarfile
+import threading
 import time
 from unittest.mock import Mock
 
@@ -19,6 +20,7 @@ from launch.gcloud import Request
 from launch.options import Machines
 from launch.policy import ABSENT, FAILED, REFUSED, Limits, Outcome, SliceState, step
 from launch.processes import on_signals
+from launch.slices import JobSlice, run_to_its_end
 
 ROW = "t5/6-corruption-rate/15"
 GCE = ["gce", ROW, "--accelerator=v6e:4x4", "--zones", "us-east5-a", *CLOUD]
@@ -168,6 +170,39 @@ def test_a_run_that_is_done_when_a_signal_comes_has_ended_well():
     for action in ("describe", "create", "set up"):
         state = SliceState(action=action, owned=True)
         assert step(state, Outcome(stopped=True), Limits()).code == 130
+
+
+def test_a_run_that_has_failed_is_not_done_when_a_signal_comes_before_its_next_attempt(monkeypatch):
+    stop, actions = threading.Event(), []
+
+    def act(row, action, commands, zone, ssh_targets, stop):
+        actions.append(action)
+        if action == "start":
+            threading.Timer(0.2, stop.set).start()  # in the pause of ten seconds before the next attempt
+            return Outcome(FAILED), ()
+        return Outcome(state="ACTIVE" if action == "describe" else ""), ()
+
+    monkeypatch.setattr("launch.slices._act", act)
+    row = JobSlice(Mock(), request("v6e:4x4", adopt=True), queued.API, Mock())
+    monkeypatch.setattr(JobSlice, "commands", lambda *_: [])
+    assert run_to_its_end(row, stop) == 130
+    assert actions == ["describe", "set up", "start", "describe", "delete"]
+
+
+def test_a_request_that_was_never_made_deletes_nothing():
+    skipped = Outcome(stopped=True, skipped=True)
+    ended = step(SliceState(action="create"), skipped, Limits())
+    assert (ended.action, ended.code) == ("end", 130)
+    assert step(SliceState(action="create", owned=True), skipped, Limits()).action == "delete"
+
+
+def test_after_its_deletion_a_slice_of_the_name_may_be_that_of_another_launch():
+    lost = SliceState(action="delete", owned=True, seen=True, after_deletion="create")
+    anew = step(lost, Outcome(), Limits())
+    exists = Outcome(code=1, message="ALREADY_EXISTS: Resource 'x'")
+    found = step(step(anew, exists, Limits()), Outcome(state="ACTIVE"), Limits())
+    assert (anew.action, found.action, found.code) == ("create", "end", 2)
+    assert step(anew, Outcome(), Limits()).owned
 
 
 def test_a_group_that_will_get_no_machines_ends_with_the_reason(stage, capsys):
@@ -379,7 +414,7 @@ def test_a_module_of_ones_own_is_copied_to_the_hosts_and_found_in_the_container(
 def test_a_sweep_runs_so_many_at_once_and_no_more(stage, monkeypatch):
     now, most = [], []
 
-    def act(row, action, commands, zone, members, stop):
+    def act(row, action, commands, zone, ssh_targets, stop):
         now.append(row)
         most.append(len(now))
         time.sleep(0.02)
@@ -462,10 +497,10 @@ def test_an_option_of_the_machines_is_in_the_template_and_in_the_connection(opti
 
 def test_libtpu_hides_the_latency_of_collectives_unless_told_otherwise():
     options = container.Container(IMAGE, "v5e:4x4")
-    assert container.variables(options, 4, 1)["LIBTPU_INIT_ARGS"] == libtpu_flags(1)
+    assert container.environment_variables(options, 4, 1)["LIBTPU_INIT_ARGS"] == libtpu_flags(1)
     assert set(libtpu_flags(1).split()) < set(libtpu_flags(2).split())
     none = container.Container(IMAGE, "v5e:4x4", libtpu_flags="")
-    assert container.variables(none, 4, 1) == {"LM_COORDINATOR": "auto"}
+    assert container.environment_variables(none, 4, 1) == {"LM_COORDINATOR": "auto"}
 
 
 # (words, a part that the commands must have)

@@ -16,7 +16,7 @@ from experiments import __main__ as cli
 from experiments.study.registry import find_buildable
 from launch import local
 from launch.command import Job, label
-from launch.policy import worst
+from launch.policy import root_cause
 
 WORKER = ROOT / "launch" / "worker.sh"
 ROW = "t5/6-corruption-rate/15"
@@ -40,7 +40,7 @@ SLURM = ["slurm", ROW, "--time=1:00:00", "--nodes=2", "--gpus-per-node=4", "--sc
     ],
 )
 def test_of_several_exit_codes_the_cause_is_told(codes, tells):
-    assert worst(codes) == worst(codes[::-1]) == tells
+    assert root_cause(codes) == root_cause(codes[::-1]) == tells
 
 
 @pytest.mark.parametrize(
