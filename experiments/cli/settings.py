@@ -323,12 +323,13 @@ def given_points(
     start: str,
     runs: Path,
 ) -> list[GridPoint]:
-    """Return the points of a grid, with what each changes in rows; one without values if there is no grid.
+    """Return the points of a grid, each with all that a command line changes in rows at this point.
 
-    A value of the grid means what it would mean as an option. If it names a teacher, the teacher is imported.
-    With ``start``, a value of a setting of OF_START, such as the architecture, converts the checkpoint, so
-    the changes that follow from ``start`` are computed again for this point. ``changes`` are those that
-    ``given_changes`` returned for ``settings``, the settings that were given as options.
+    Without a grid there is one point, which has no values of its own. A value of the grid means what it would
+    mean as an option. If it names a teacher, the teacher is imported. With ``start``, a value of a setting in
+    START_OPTIONS, such as the architecture, converts the checkpoint, so the changes that follow from
+    ``start`` are computed again for this point. ``changes`` are those that ``given_changes`` returned for
+    ``settings``, the settings that were given as options.
 
     SettingError for a setting that none of the rows reads, or that contradicts the checkpoint to start from.
     """

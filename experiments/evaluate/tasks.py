@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # with jax, which takes a second
 
 KNOWN = {*TASKS, *LABELLED}
 BATCH_ROWS = 32  # that a model answers in a batch [rows]
-LONGEST_ANSWER = 64  # to a task of no mixture, and to any prompt with examples [tokens]
+LONGEST_ANSWER = 64  # to a task of no mixture, and to any few-shot or zero-shot prompt [tokens]
 ANSWER_DESCRIPTIONS = {  # what an answer to each kind of task is
     "text": "a text",
     "span": "a text",
@@ -76,8 +76,8 @@ def score_run(
 ) -> None:
     """Print what a run's models score on tasks; answers and scores go to ``scores`` in its folder.
 
-    prompt_length: the most tokens of the prompt of a task named TASK@K, which has K examples; 0:
-        ``model.positions.max_length``, minus room for an answer.
+    prompt_length: the most tokens of a prompt, for tasks named TASK@K, whose prompts have K examples; 0:
+        ``model.positions.max_length``, minus room for an answer if the model has no encoder.
     """
     from experiments.runs.trained import open_run
     from lm.evaluate.evaluator import write_predictions
@@ -283,7 +283,8 @@ def prompted_rows(
 ) -> list[Row]:
     """Return the rows, each with its prompt, which has ``task.shots`` examples, in the field ``prompt``.
 
-    ``prompt_length`` is the most tokens of a prompt; 0: as many as the model has room for.
+    ``prompt_length`` is the most tokens of a prompt; 0: ``positions.max_length``, also for a model that can
+    read longer rows, minus room for an answer if the model has no encoder.
     """
     max_tokens = prompt_length
     if not prompt_length:

@@ -157,9 +157,10 @@ def estimate_decoding(step: PlannedStep, compiled: Compiled) -> DecodingEstimate
 def candidates(step: PlannedStep) -> list[PlannedStep]:
     """Return at most MAX_CANDIDATES arrangements to compile.
 
-    They are the fastest of those that should fit, by ``seconds``, and the one that needs least memory, since
-    ``memory`` is rough. No two differ in micro-batches alone. The hosts' memory is used only if nothing
-    should fit without it. A step that cannot be arranged on the slice at all is returned as it is.
+    They are the fastest of those that should fit, by ``seconds``, and the one that needs the least memory,
+    since ``memory`` is rough. No two of the fastest differ in micro-batches alone; the one that needs the
+    least memory may differ from them in nothing else. The hosts' memory is used only if nothing should fit
+    without it. A step that cannot be arranged on the slice at all is returned as it is.
     """
     parameters = num_parameters(_shapes(step.experiment.model))
 
@@ -170,7 +171,7 @@ def candidates(step: PlannedStep) -> list[PlannedStep]:
     estimates = guesses(REMAT_POLICIES)
     if not any(filled < step.slices.room for filled, _, _ in estimates):
         estimates += guesses(OFFLOADING_REMAT_POLICIES)
-    leanest = min(estimates, key=lambda guess: guess[:2], default=(0, 0, step))[2]
+    least_memory = min(estimates, key=lambda guess: guess[:2], default=(0, 0, step))[2]
     fitting = sorted(
         (guess for guess in estimates if guess[0] < step.slices.room), key=lambda guess: guess[1]
     )
@@ -178,11 +179,11 @@ def candidates(step: PlannedStep) -> list[PlannedStep]:
     for _, _, plan in fitting:
         fastest.setdefault((plan.experiment.mesh, plan.experiment.model.compile), plan)
     selected = list(fastest.values())[:MAX_CANDIDATES]
-    return selected if leanest in selected else [*selected[: MAX_CANDIDATES - 1], leanest]
+    return selected if least_memory in selected else [*selected[: MAX_CANDIDATES - 1], least_memory]
 
 
 def arrangements(step: PlannedStep, policies: Sequence[Remat] = REMAT_POLICIES) -> Iterator[PlannedStep]:
-    """Return every way to spread the step over the slice with these policies of rematerialisation.
+    """Yield every way to spread the step over the slice with these policies of rematerialisation.
 
     The mesh axes slice and sequence stay those of the row. If the row itself saves tensors by name
     (remat="names"), its own policy is tried too.
