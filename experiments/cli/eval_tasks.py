@@ -33,7 +33,7 @@ def eval_tasks(
         mixture: Use the model that was fine-tuned on this mixture; by default one that was fine-tuned on the
             task, else the first that was fine-tuned in words, else the pre-trained one.
         prompt_length: Longest prompt of TASK@K; 0: model.positions.max_length, minus room for an answer
-            [tokens].
+            if the model has no encoder [tokens].
     """
     if not tasks:
         raise SettingError("lm eval tasks needs one or more tasks; lm data tasks lists them")

@@ -13,7 +13,7 @@ from experiments.console import RUNS
 from experiments.plan.slices import find_slice
 from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import typed_overrides
+from experiments.study.overrides import command_line_overrides
 from experiments.study.plugins import study_files
 from experiments.study.registry import build, find_buildable
 from experiments.study.scales import DEFAULT_SCALE
@@ -94,7 +94,7 @@ def _make_jobs(
         _check_in_cloud(experiments, accelerator, count)
     else:
         _check_here(experiments, devices)
-    options = ["--scale", run_options.scale, *setting_arguments(typed_overrides(changes, settings))]
+    options = ["--scale", run_options.scale, *setting_arguments(command_line_overrides(changes, settings))]
     for option in ("start", "allow"):
         if value := getattr(run_options, option):
             options += [f"--{option}", value]

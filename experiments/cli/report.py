@@ -13,7 +13,7 @@ from experiments.cli.settings import (
     given_points,
 )
 from experiments.console import RUNS, print_line
-from experiments.study.overrides import typed_overrides
+from experiments.study.overrides import command_line_overrides
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import find, registered, tables_of
 from experiments.study.scales import DEFAULT_SCALE
@@ -80,7 +80,7 @@ def report(
         if watch:
             reports.watch(wanted, scale, runs, overrides=changes)
             return
-        named = setting_arguments(typed_overrides(changes, settings))
+        named = setting_arguments(command_line_overrides(changes, settings))
         words = ["lm", *plugin_arguments(), "report", pattern, "--scale", scale, *named]
         words += ["--start", start] * bool(start) + ["--grid", *grid] * bool(grid) + ["--runs", *runs]
         words += ["--against", against] * bool(against) + ["--variants"] * variants

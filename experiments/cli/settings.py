@@ -20,7 +20,7 @@ from experiments.study.overrides import (
     START_OPTIONS,
     check_agreement_with_checkpoint,
     check_overrides_are_read,
-    typed_overrides,
+    command_line_overrides,
 )
 from experiments.study.registry import REGISTRY, TABLES, build, find
 from experiments.study.scales import DEFAULT_SCALE, SCALES
@@ -290,20 +290,21 @@ def given_changes(
 
     SettingError for a setting that none of the rows reads, or that contradicts the checkpoint to start from.
     """
-    started: Overrides = {}
+    start_overrides: Overrides = {}
     settings = _with_imported_teacher(settings, runs)
     if start:
         from experiments.runs.init_from import overrides_of_start  # slow to import: it reads tokenizers
 
-        started = overrides_of_start(start, runs, settings)
-    experiments = [build(row, scale, started) for row in rows]
-    given = settings
+        start_overrides = overrides_of_start(start, runs, settings)
+    experiments = [build(row, scale, start_overrides) for row in rows]
+    given_overrides = settings
     if config is not None:
-        given = read_config(config, experiments, settings) | settings
+        given_overrides = read_config(config, experiments, settings) | settings
     for experiment in experiments:
-        check_agreement_with_checkpoint(experiment, given)
-    check_overrides_are_read([build(row, scale, started | given) for row in rows], given)
-    return started | given
+        check_agreement_with_checkpoint(experiment, given_overrides)
+    all_overrides = start_overrides | given_overrides
+    check_overrides_are_read([build(row, scale, all_overrides) for row in rows], given_overrides)
+    return all_overrides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,28 +319,30 @@ def given_points(
     rows: Sequence[str],
     scale: str,
     grid: Sequence[str],
-    changes: Overrides,
+    command_line_changes: Overrides,
     settings: Mapping[str, Any],
     start: str,
     runs: Path,
 ) -> list[GridPoint]:
-    """Return the points of a grid, with what each changes in rows; one without values if there is no grid.
+    """Return the points of a grid, each with all that a command line changes in rows at this point.
 
-    A value of the grid means what it would mean as an option. If it names a teacher, the teacher is imported.
-    With ``start``, a value of a setting of OF_START, such as the architecture, converts the checkpoint, so
-    the changes that follow from ``start`` are computed again for this point. ``changes`` are those that
-    ``given_changes`` returned for ``settings``, the settings that were given as options.
+    Without a grid there is one point, which has no values of its own. A value of the grid means what it would
+    mean as an option. If it names a teacher, the teacher is imported. With ``start``, a value of a setting in
+    START_OPTIONS, such as the architecture, converts the checkpoint, so the changes that follow from
+    ``start`` are computed again for this point. ``command_line_changes`` are those that ``given_changes``
+    returned for ``settings``, the settings that were given as options.
 
     SettingError for a setting that none of the rows reads, or that contradicts the checkpoint to start from.
     """
     points = []
     for values in grid_points(grid):
         values = _with_imported_teacher(values, runs)
-        at_point = changes
+        at_point = command_line_changes
         if start and not values.keys().isdisjoint(START_OPTIONS):
             from experiments.runs.init_from import overrides_of_start  # slow to import: it reads tokenizers
 
-            at_point = overrides_of_start(start, runs, {**settings, **values}) | typed_overrides(changes)
+            start_overrides = overrides_of_start(start, runs, {**settings, **values})
+            at_point = start_overrides | command_line_overrides(command_line_changes)
         if start:
             for row in rows:
                 check_agreement_with_checkpoint(build(row, scale, at_point), values)

@@ -14,7 +14,7 @@ from experiments.console import CONSOLE, NARROW, RUNS, listing, show_listing
 from experiments.runs.paths import SETTINGS, find_cache, load_settings
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import overrides_of, typed_overrides
+from experiments.study.overrides import command_line_overrides, overrides_of
 from experiments.study.paths import run_folder
 from experiments.study.registry import baseline_of, build, find_one
 from experiments.study.scales import DEFAULT_SCALE
@@ -104,7 +104,7 @@ def show(
             return
         experiment = build(row, scale, given)
         title = f"{row} at scale {scale}"
-        if named := setting_arguments(typed_overrides(given, settings)):
+        if named := setting_arguments(command_line_overrides(given, settings)):
             title += f" with {shlex.join(named)}"
         folder = run_folder(runs, scale, row, experiment.seed, overrides_of(row, scale, experiment))
         cache = runs / "cache"

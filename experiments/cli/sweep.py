@@ -29,11 +29,11 @@ from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import (
     NO_SETTINGS,
+    command_line_overrides,
     effective_overrides,
     overrides_of,
     short_name,
     start_changes,
-    typed_overrides,
 )
 from experiments.study.paths import check_runs, with_overrides
 from experiments.study.plugins import plugin_arguments
@@ -327,7 +327,7 @@ def sweep_argv(
     settings: those of ``changes`` that were given as options.
     """
     words = ["lm", *plugin_arguments(), "sweep", pattern, "--scale", options.scale, "--seeds", str(seeds)]
-    words += setting_arguments(typed_overrides(changes, settings))
+    words += setting_arguments(command_line_overrides(changes, settings))
     words += ["--start", options.start] if options.start else []
     words += ["--runs", str(options.runs)] if options.runs != RUNS else []
     return [*words, *(["--grid", *grid] if grid else [])]

@@ -41,7 +41,10 @@ MAX_ONE_CORE_STEP_FLOPS = 1e11  # between the steps of mini-real (3e10) and smal
 
 
 def fits_one_core(experiment: Experiment) -> bool:
-    """Return whether one run per core trains faster than each run with all cores, by the FLOPs of a step."""
+    """Return whether runs train faster with one core each than one after another with all cores.
+
+    It is judged by the FLOPs of a step.
+    """
     from lm.nn.electra import generator_of  # with jax
     from lm.train.flops import step_flops
 
@@ -112,7 +115,8 @@ def train_unfinished(
         print_line(f"{len(wanted)} of {len(wanted)} runs are finished: nothing to train")
     if todo:
         with reporting(sum(run.steps for run in todo)) as reporter:
-            at_once = f", {jobs} at once" if (jobs := min(jobs, len(todo))) > 1 else ""
+            jobs = min(jobs, len(todo))
+            at_once = f", {jobs} at once" if jobs > 1 else ""
             done = f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished"
             reporter.say(f"{done}; {len(todo)} to go{at_once}")
             if jobs > 1 or in_children:
@@ -162,6 +166,7 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
         name = signal.Signals(jobs.received_signal).name
         reporter.say(f"stopped ({name}); run the same command to resume")
         sys.exit(PREEMPTED)
+    # The code of a run that was not begun is None, which comes only with a signal, handled above.
     return [code or 0 for code in codes]
 
 
@@ -325,7 +330,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
 def sample_lines(run: RowRun) -> list[str]:
     """Return lines that show what the trained model generates for a held-out text.
 
-    Return [] for a model other than a decoder on a built-in corpus, whose sample says little.
+    Return [] on a built-in corpus unless the model is a decoder: the sample of another would say little.
     """
     experiment = run.experiment
     is_builtin_corpus = ":" not in experiment.data.corpus  # others have a prefix, such as text:book.txt

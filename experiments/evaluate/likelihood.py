@@ -243,7 +243,9 @@ def make_requests(run: "Trained", context: str, scored: list[int], scoring: Scor
         else:
             yield run.vocabulary.encode_prompt(context), scored
         return
-    if config.special.start is None and not config.has_encoder:  # the first token is then not scored
+    if config.special.start is None and not config.has_encoder:
+        # Without a start token the first id of a row cannot be scored. If a tokenizer's texts begin with a
+        # special id, it stands there, so that the first token of the text is scored.
         begin, _ = frame(run.stage, run.vocabulary)
         scored = [*run.vocabulary.encode_with_special_tokens("", begin, None), *scored]
     length = scoring.length or trained_length(run.stage)
@@ -273,8 +275,9 @@ def trained_length(stage: "Stage") -> int:
 def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """Return perplexity per token, and bits per byte and per character, of all these texts together.
 
-    Of a bound ``bits_per_byte_interval`` is half of the 95 % interval of the estimate. Of texts that are
-    blanks alone, and so no tokens, there is no perplexity: None. One that is no float is inf.
+    With ``variance`` in the results, ``bits_per_byte_interval`` is half the width of the 95 % interval of
+    ``bits_per_byte``. The perplexity is None for texts without tokens, such as blanks alone, and inf if it is
+    too large for a float.
     """
     nats = -sum(result["log_prob"] for result in results)
     tokens = sum(result["tokens"] for result in results)
@@ -292,9 +295,11 @@ def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def json_line(result: dict[str, Any]) -> str:
-    """Return a result as a line of JSON, with null for numbers that JSON does not have."""
-    infinite = [name for name, value in result.items() if isinstance(value, float) and math.isinf(value)]
-    return json.dumps(result | dict.fromkeys(infinite)) + "\n"
+    """Return a result as a line of JSON, in which null stands for infinities and NaN."""
+    not_finite = [
+        name for name, value in result.items() if isinstance(value, float) and not math.isfinite(value)
+    ]
+    return json.dumps(result | dict.fromkeys(not_finite)) + "\n"
 
 
 def show_likelihoods(texts: Sequence[str], results: Sequence[dict[str, Any]]) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # with jax, which takes a second
 
 KNOWN = {*TASKS, *LABELLED}
 BATCH_ROWS = 32  # that a model answers in a batch [rows]
-LONGEST_ANSWER = 64  # to a task of no mixture, and to any prompt with examples [tokens]
+LONGEST_ANSWER = 64  # to a task of no mixture, and to any few-shot or zero-shot prompt [tokens]
 ANSWER_DESCRIPTIONS = {  # what an answer to each kind of task is
     "text": "a text",
     "span": "a text",
@@ -72,12 +72,13 @@ class RowSelection:
 
 
 def score_run(
-    folder: Path, names: Sequence[str], mixture: str, selection: RowSelection, prompt_length: int = 0
+    folder: Path, names: Sequence[str], stage_name: str, selection: RowSelection, prompt_length: int = 0
 ) -> None:
     """Print what a run's models score on tasks; answers and scores go to ``scores`` in its folder.
 
-    prompt_length: the most tokens of the prompt of a task named TASK@K, which has K examples; 0:
-        ``model.positions.max_length``, minus room for an answer.
+    stage_name: name of the stage or ensemble that answers; "": ``find_members`` selects one for each task.
+    prompt_length: the most tokens of a prompt, for tasks named TASK@K, whose prompts have K examples; 0:
+        ``model.positions.max_length``, minus room for an answer if the model has no encoder.
     """
     from experiments.runs.trained import open_run
     from lm.evaluate.evaluator import write_predictions
@@ -86,35 +87,35 @@ def score_run(
     cache = find_cache(folder)
     lines, score_folders = [], []
     open_stage = functools.cache(lambda stage: open_run(folder, [stage]))
-    members_of_tasks = [find_members(folder, name, mixture) for name in named_tasks(names)]
-    selected = [selection.select(task, cache) for task, _ in members_of_tasks]
-    for (task, _), examples in zip(members_of_tasks, selected, strict=True):
-        if any(map(task.is_labelled, examples)):  # else there are answers and no scores
-            task.check_labels(examples)
+    members_of_tasks = [find_members(folder, name, stage_name) for name in named_tasks(names)]
+    selected_rows = [selection.select(task, cache) for task, _ in members_of_tasks]
+    for (task, _), rows in zip(members_of_tasks, selected_rows, strict=True):
+        if any(map(task.is_labelled, rows)):  # else there are answers and no scores
+            task.check_labels(rows)
     for task, members in members_of_tasks:
         check_model_ends_answers(task, members[0])
-    for (task, members), examples in zip(members_of_tasks, selected, strict=True):
+    for (task, members), rows in zip(members_of_tasks, selected_rows, strict=True):
         likelihood_metrics: dict[str, Value] = {}
         if members[0].is_count_based:
-            answers = answers_by_counts(members[0], examples)
+            answers = answers_by_counts(members[0], rows)
         elif isinstance(task, LabelledTask):
-            answers = answers_by_head(task, members[0], examples)
+            answers = answers_by_head(task, members[0], rows)
         elif isinstance(task, PromptedTask):
             models = [open_stage(stage) for stage in members]
-            examples = prompted_rows(models[0], task, examples, cache, prompt_length)
-            answers, likelihood_metrics = answers_to_prompts(models, task, examples)
+            rows = prompted_rows(models[0], task, rows, cache, prompt_length)
+            answers, likelihood_metrics = answers_to_prompts(models, task, rows)
         else:
             models = [open_stage(stage) for stage in members]
-            answers = answers_in_words(models, task, examples, max_input_length)
+            answers = answers_in_words(models, task, rows, max_input_length)
         warn_of_other_rows(task, selection.split, members[0], cache)
         metrics: dict[str, Value] = {}
-        if any(map(task.is_labelled, examples)):  # the labels of many test sets are not public
-            metrics = task.evaluate(examples, answers) | likelihood_metrics
+        if any(map(task.is_labelled, rows)):  # the labels of many test sets are not public
+            metrics = task.evaluate(rows, answers) | likelihood_metrics
         scores = folder / "scores" / members[0].name_without_member / task.name / selection.split
-        write_predictions(scores / "predictions.jsonl", task, examples, answers)
-        write_metrics(scores / "scores.json", len(examples), metrics)
+        write_predictions(scores / "predictions.jsonl", task, rows, answers)
+        write_metrics(scores / "scores.json", len(rows), metrics)
         score_folders.append(scores)
-        lines.append((task.name, ", ".join(stage.name for stage in members), len(examples), metrics))
+        lines.append((task.name, ", ".join(stage.name for stage in members), len(rows), metrics))
     show_scores(lines, selection.split)
     print_line(f"Tasks, as prepared for the run: {cache}")
     for scores in score_folders:
@@ -135,10 +136,10 @@ def write_metrics(path: Path, rows: int, metrics: Mapping[str, Value]) -> None:
 def find_members(folder: Path, name: str, stage_name: str) -> tuple[AnyTask, "list[Stage]"]:
     """Return a task, and the stages of the run in ``folder`` that answer it together.
 
-    These are the stage ``stage_name`` or, if it is an ensemble, its members; by default those of the first
-    stage that was fine-tuned for the task, else of the first that was fine-tuned to answer in words, else of
-    pre-training. The task is a ``LabelledTask`` if a fine-tuned head answers it, else one that a decoder
-    answers: a ``Task``, or a ``PromptedTask`` for a name like squad@3.
+    Given ``stage_name``, these are that stage or, if it names an ensemble, its members. Else they are those
+    of the first stage that was fine-tuned for the task, else of the first that was fine-tuned to answer in
+    words, else of pre-training. The task is a ``LabelledTask`` if a fine-tuned head answers it, else one that
+    a decoder answers: a ``Task``, or a ``PromptedTask`` for a name like squad@3.
     """
     from experiments.runs.stages import stages_of
     from experiments.runs.trained import chosen
@@ -283,7 +284,8 @@ def prompted_rows(
 ) -> list[Row]:
     """Return the rows, each with its prompt, which has ``task.shots`` examples, in the field ``prompt``.
 
-    ``prompt_length`` is the most tokens of a prompt; 0: as many as the model has room for.
+    ``prompt_length`` is the most tokens of a prompt; 0: ``positions.max_length``, also for a model that can
+    read longer rows, minus room for an answer if the model has no encoder.
     """
     max_tokens = prompt_length
     if not prompt_length:

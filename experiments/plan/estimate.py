@@ -60,6 +60,14 @@ OFFLOADING_REMAT_POLICIES: tuple[Remat, ...] = ("full-offloaded",)
 # "full" repeats the forward pass once, "dots" only its elementwise part.
 RECOMPUTE_FACTOR_DOTS, RECOMPUTE_FACTOR_FULL = 1.1, 4 / 3
 MATMUL_EFFICIENCY = 0.6  # share of a chip's peak that matrix products of a common size reach
+# Rough numbers of ``memory``, by which arrangements are compared before any is compiled.
+LOGIT_BYTES = 10  # of a logit and its gradient: as many as one copy in bfloat16 and two in float32
+SCORE_BYTES = 12  # of an attention score, its gradient included, in the block that is being computed
+BLOCK_COPIES = 3  # number of times that what a block computes is in memory while its gradients are computed
+# Number of times that what a block computes is saved for the backward pass: "dots" saves the results of its
+# matrix products, "none" about as many numbers again.
+SAVED_COPIES = {"none": 2, "dots": 1}
+GATHERED_LAYERS = 4  # number of layers whose parameters are whole on a device at one time, with fsdp
 # Share of the peak that lm.ops.kernels.short_rows reaches. libtpu 0.0.42 schedules its two passes for v5e
 # without a loop: for two heads of 64 features and 512 x 512 scores they are 3,071 and 7,639 instructions
 # long, of which the products alone take 2,048 and 5,120.
@@ -70,28 +78,31 @@ KERNEL_EFFICIENCY = 2 / 3
 class Estimate:
     """Holds the lower bounds of a step's time [s], and what follows from the slowest."""
 
-    bounds: dict[str, float]
+    bounds: dict[str, float]  # one of BOUNDS -> lower bound of a step's time [s]
     chip_hours: tuple[float, float]  # of all pre-training and of all fine-tuning, at least
 
     @property
-    def step(self) -> float:
+    def step_seconds(self) -> float:
+        """Return how long a step lasts: the largest of the lower bounds [s]."""
         return max(self.bounds.values())
 
     @property
-    def bound(self) -> str:
+    def bottleneck(self) -> str:
+        """Return which of BOUNDS is the largest, which limits the speed."""
         return max(self.bounds, key=self.bounds.__getitem__)
 
     @property
     def utilization(self) -> float:
         """Return the share of the chips' peak that is used."""
-        return self.bounds["compute"] / self.step
+        return self.bounds["compute"] / self.step_seconds
 
 
 def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
-    """Return the bounds of a compiled step, and the hours of the whole run at that speed."""
+    """Return the lower bounds of a compiled step's time, and the chip-hours of the whole run at that rate."""
     phase, slices, chip = step.experiment.pretraining, step.slices, step.slices.chip
     flops = step.flops(phase.batch_size, step.lengths)
     shard = _parameters_of_shard(step.experiment.model, compiled.parameters, step.sizes)
+    # the parameters, in each micro-batch read three times
     read = 3 * phase.microbatches * shard * step.width / step.sizes["tensor"]
     moved = 2 * (compiled.arguments + compiled.temporaries) + compiled.outputs + read
     traffic = [(n * received, tuple(axes), size) for _, axes, size, n, received in compiled.collectives]
@@ -99,17 +110,17 @@ def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
     compute, hbm = flops / (chip.peak * slices.chips), moved * chip.devices / chip.bandwidth
     host = 2 * compiled.host * chip.devices / chip.host
     kernels = compiled.kernel_flops * chip.devices / (KERNEL_EFFICIENCY * chip.peak)
-    cycles = compiled.cycles / chip.clock + kernels
-    bounds = dict(zip(BOUNDS, (compute, hbm, network, host, cycles), strict=True))
-    pretraining, finetuning = _run_steps(step, flops)
+    compiler = compiled.cycles / chip.clock + kernels
+    bounds = dict(zip(BOUNDS, (compute, hbm, network, host, compiler), strict=True))
+    pretraining, finetuning = _run_in_planned_steps(step, flops)
     hours = max(bounds.values()) * slices.chips / 3_600
     return Estimate(bounds, (pretraining * hours, finetuning * hours))
 
 
-def _run_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
-    """Return how many steps of pre-training take as many FLOPs as a run's pre-training, and its fine-tuning.
+def _run_in_planned_steps(step: PlannedStep, flops: float) -> tuple[float, float]:
+    """Return the pre-training and the fine-tuning of a whole run, each as a number of planned steps.
 
-    flops: those of the planned step, which is the unit.
+    It is the FLOPs of all their steps divided by ``flops``, those of the planned step.
     """
     pretraining, finetuning = 0.0, 0.0
     for stage in filter(lambda stage: stage.has_model, stages(step.experiment)):
@@ -157,9 +168,10 @@ def estimate_decoding(step: PlannedStep, compiled: Compiled) -> DecodingEstimate
 def candidates(step: PlannedStep) -> list[PlannedStep]:
     """Return at most MAX_CANDIDATES arrangements to compile.
 
-    They are the fastest of those that should fit, by ``seconds``, and the one that needs least memory, since
-    ``memory`` is rough. No two differ in micro-batches alone. The hosts' memory is used only if nothing
-    should fit without it. A step that cannot be arranged on the slice at all is returned as it is.
+    They are the fastest of those that should fit, by ``seconds``, and the one that needs the least memory,
+    since ``memory`` is rough. No two of the fastest differ in micro-batches alone; the one that needs the
+    least memory may differ from them in nothing else. The hosts' memory is used only if nothing should fit
+    without it. A step that cannot be arranged on the slice at all is returned as it is.
     """
     parameters = num_parameters(_shapes(step.experiment.model))
 
@@ -170,7 +182,7 @@ def candidates(step: PlannedStep) -> list[PlannedStep]:
     estimates = guesses(REMAT_POLICIES)
     if not any(filled < step.slices.room for filled, _, _ in estimates):
         estimates += guesses(OFFLOADING_REMAT_POLICIES)
-    leanest = min(estimates, key=lambda guess: guess[:2], default=(0, 0, step))[2]
+    least_memory = min(estimates, key=lambda guess: guess[:2], default=(0, 0, step))[2]
     fitting = sorted(
         (guess for guess in estimates if guess[0] < step.slices.room), key=lambda guess: guess[1]
     )
@@ -178,11 +190,11 @@ def candidates(step: PlannedStep) -> list[PlannedStep]:
     for _, _, plan in fitting:
         fastest.setdefault((plan.experiment.mesh, plan.experiment.model.compile), plan)
     selected = list(fastest.values())[:MAX_CANDIDATES]
-    return selected if leanest in selected else [*selected[: MAX_CANDIDATES - 1], leanest]
+    return selected if least_memory in selected else [*selected[: MAX_CANDIDATES - 1], least_memory]
 
 
 def arrangements(step: PlannedStep, policies: Sequence[Remat] = REMAT_POLICIES) -> Iterator[PlannedStep]:
-    """Return every way to spread the step over the slice with these policies of rematerialisation.
+    """Yield every way to spread the step over the slice with these policies of rematerialisation.
 
     The mesh axes slice and sequence stay those of the row. If the row itself saves tensors by name
     (remat="names"), its own policy is tried too.
@@ -218,29 +230,36 @@ def memory(step: PlannedStep, parameters: int) -> float:
     tensor, width = sizes["tensor"], step.width
     rows_per_device = phase.batch_size / phase.microbatches / sharding.batch_shards(sizes) / sizes["sequence"]
     mlp_features = 0.0 if model.mlp.activation == "none" else model.mlp.d_ff * _slots_per_token(model)
-    # numbers that the forward pass of a block computes at one position
-    features = 3 * model.d_model + (_mixed_features(model, width) + mlp_features) / tensor
+    # numbers that the forward pass of a block computes at one position, with d_model each for its input and
+    # for the outputs of its mixer and its feed-forward layer
+    features = 3 * model.d_model + (_mixer_features(model, width) + mlp_features) / tensor
     saved_features = _named_features(model, tensor)[0]
-    if model.compile.remat in ("none", "dots"):
-        saved_features = features * {"none": 2, "dots": 1}[model.compile.remat]
+    if model.compile.remat in SAVED_COPIES:
+        saved_features = features * SAVED_COPIES[model.compile.remat]
     is_encoder = not model.has_decoder
     logit_positions = step.lengths.inputs if is_encoder else row_length(model.architecture, step.lengths)
-    # the logits and their gradient: 10 bytes for each position and token of the vocabulary
-    logit_bytes = 10 * rows_per_device * logit_positions * model.vocab_size / tensor
+    logit_bytes = LOGIT_BYTES * rows_per_device * logit_positions * model.vocab_size / tensor
     largest_temporary_bytes = logit_bytes / model.compile.loss_chunks
     if model.output.softmaxes > 1:  # the sum of all softmaxes, and one of them
         largest_temporary_bytes *= 2
     saved_bytes, stacks = 0.0, _stacks(model, step.lengths)
     for layers, queries, scores in stacks:
         saved_bytes += layers * rows_per_device * queries * width * saved_features
-        block = 3 * width * queries * features + 12 * model.attention.num_heads / tensor * scores
-        largest_temporary_bytes = max(largest_temporary_bytes, rows_per_device * block)
-    # parameters, gradients, and what the optimiser remembers
-    floats_per_parameter = 2 + _remembered(replace(model, compile=CompileConfig()), phase.optimizer)
+        block_bytes = BLOCK_COPIES * width * queries * features
+        block_bytes += SCORE_BYTES * model.attention.num_heads / tensor * scores
+        largest_temporary_bytes = max(largest_temporary_bytes, rows_per_device * block_bytes)
+    # a parameter, its gradient, and its share of the optimiser's state
+    floats_per_parameter = 2 + _optimizer_state_per_parameter(
+        replace(model, compile=CompileConfig()), phase.optimizer
+    )
     parameters_per_shard = _parameters_of_shard(model, parameters, sizes)
     state_bytes = 4 * parameters_per_shard * floats_per_parameter / (sizes["fsdp"] * tensor)
-    layers_of_stack = sum(layers for layers, _, _ in stacks) / len(stacks)
-    gathered_bytes = (sizes["fsdp"] > 1) * 4 * width * parameters_per_shard / tensor / layers_of_stack
+    gathered_bytes = 0.0
+    if sizes["fsdp"] > 1:
+        # A layer is taken to have the parameters of the whole model, embeddings included, over the mean count
+        # of layers of a stack.
+        mean_layers_per_stack = sum(layers for layers, _, _ in stacks) / len(stacks)
+        gathered_bytes = GATHERED_LAYERS * width * parameters_per_shard / tensor / mean_layers_per_stack
     return state_bytes + saved_bytes + largest_temporary_bytes + gathered_bytes
 
 
@@ -267,14 +286,14 @@ def _named_features(model: ModelConfig, tensor: int) -> tuple[float, float]:
 
     They are those of the block's input and of the tensors that the policy names.
     """
-    sizes, policy = model.attention, model.compile
+    attention, policy = model.attention, model.compile
     gates = 2 if model.mlp.activation.startswith("gated") else 1
     features = {
         "block_input": model.d_model,
-        "query_proj": sizes.num_heads * sizes.d_kv / tensor,
-        "key_proj": sizes.key_value_heads * sizes.d_kv / tensor,
-        "value_proj": sizes.key_value_heads * sizes.value_width / tensor,
-        "context": sizes.num_heads * sizes.value_width / tensor,
+        "query_proj": attention.num_heads * attention.d_kv / tensor,
+        "key_proj": attention.key_value_heads * attention.d_kv / tensor,
+        "value_proj": attention.key_value_heads * attention.value_width / tensor,
+        "context": attention.num_heads * attention.value_width / tensor,
         "out_proj": model.d_model,
         "mlp_hidden": gates * model.mlp.d_ff * _slots_per_token(model) / tensor,
         "mlp_out": model.d_model,
@@ -286,17 +305,17 @@ def _named_features(model: ModelConfig, tensor: int) -> tuple[float, float]:
 
 def _recompute_factor(model: ModelConfig) -> float:
     """Return the factor by which rematerialisation multiplies the FLOPs of a step."""
-    policy, sizes = model.compile, model.attention
+    policy, attention = model.compile, model.attention
     if policy.remat == "none":
         return 1.0
     if policy.remat == "dots":
         return RECOMPUTE_FACTOR_DOTS
     gates = 2 if model.mlp.activation.startswith("gated") else 1
     products = {  # tensor -> matrix elements that its product reads; "context" is no product with parameters
-        "query_proj": model.d_model * sizes.num_heads * sizes.d_kv,
-        "key_proj": model.d_model * sizes.key_value_heads * sizes.d_kv,
-        "value_proj": model.d_model * sizes.key_value_heads * sizes.value_width,
-        "out_proj": model.d_model * sizes.num_heads * sizes.value_width,
+        "query_proj": model.d_model * attention.num_heads * attention.d_kv,
+        "key_proj": model.d_model * attention.key_value_heads * attention.d_kv,
+        "value_proj": model.d_model * attention.key_value_heads * attention.value_width,
+        "out_proj": model.d_model * attention.num_heads * attention.value_width,
         "mlp_hidden": gates * model.d_model * model.mlp.d_ff,
         "mlp_out": model.d_model * model.mlp.d_ff,
     }
@@ -305,19 +324,26 @@ def _recompute_factor(model: ModelConfig) -> float:
     return RECOMPUTE_FACTOR_DOTS + share * (RECOMPUTE_FACTOR_FULL - RECOMPUTE_FACTOR_DOTS)
 
 
-def _mixed_features(model: ModelConfig, width: int) -> float:
-    """Return what a mixer makes at a position, in numbers of ``width`` bytes; a recurrent one has float32."""
-    heads = 2 * model.attention.num_heads * (model.attention.d_kv + model.attention.value_width)
+def _mixer_features(model: ModelConfig, width: int) -> float:
+    """Return how many numbers the mixer of a block computes at one position.
+
+    For attention these are queries, keys, values and the weighted sums of values. They are counted in units
+    of ``width`` bytes, so that the float32 numbers of a recurrent mixer count more.
+    """
+    attention = model.attention
+    attention_features = 2 * attention.num_heads * (attention.d_kv + attention.value_width)
     if model.has_attention_logits:
-        return heads
-    across = heads * (model.has_encoder and model.has_decoder)
+        return attention_features
+    cross_attention_features = attention_features * (model.has_encoder and model.has_decoder)
     if (cell := CELLS.get(model.mixer.kind)) is not None:
-        return across + (2 * cell.gates + cell.states) * model.state_width * 4 / width
+        float32_numbers = (2 * cell.gates + cell.states) * model.state_width
+        return cross_attention_features + float32_numbers * 4 / width
     if model.mixer.kind in CONVOLUTIONS:
         # value, gate, their product and its convolution, and the kernels of a dynamic one
         kernels = model.mixer.kernel_size * (model.mixer.kernels or model.d_model)
-        return across + 4 * model.d_model + kernels * (model.mixer.kind == "dynamic-convolution")
-    return across + {"window": model.state_width}.get(model.mixer.kind, 0)
+        is_dynamic = model.mixer.kind == "dynamic-convolution"
+        return cross_attention_features + 4 * model.d_model + kernels * is_dynamic
+    return cross_attention_features + {"window": model.state_width}.get(model.mixer.kind, 0)
 
 
 def seconds(step: PlannedStep, parameters: int) -> float:
@@ -342,6 +368,7 @@ def seconds(step: PlannedStep, parameters: int) -> float:
     # slots of experts, there and back, and so are their gradients
     exchanged = 4 * tokens * model.d_model * width * _slots_per_token(model) * (1 - 1 / expert)
     sent += exchanged / slices.bandwidth(("expert",), expert)
+    # in each micro-batch all that the step fills is written and read once
     moved = 2 * memory(step, parameters) * microbatches * slices.chip.devices / slices.chip.bandwidth
     waiting = tokens * width * _named_features(model, tensor)[1]
     host = 2 * waiting * slices.chip.devices / slices.chip.host
@@ -349,8 +376,8 @@ def seconds(step: PlannedStep, parameters: int) -> float:
 
 
 @cache
-def _remembered(model: ModelConfig, optimizer: OptimizerConfig) -> float:
-    """Return how many numbers the optimiser remembers for each parameter, whichever optimiser it is."""
+def _optimizer_state_per_parameter(model: ModelConfig, optimizer: OptimizerConfig) -> float:
+    """Return how many numbers of optimiser state there are for each parameter, as a mean."""
     shapes = _shapes(model)
     return optimizer_state_size(optimizer, shapes) / num_parameters(shapes)
 
@@ -379,8 +406,13 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
     heads = model.attention.num_heads
     shares = {"heads": 1.0, "merged": 0.0, "none": 0.0, "additive": model.d_model / heads}
     cross_share = shares.get(model.cross_attention.kind, 1 / heads) * model.has_encoder
-    encoder = [(model.num_encoder_layers, inputs, scores(inputs, inputs) * attends)] * model.has_encoder
-    largest_scores = max(scores(targets, targets) * attends, round(scores(targets, inputs) * cross_share))
-    if model.has_merged_attention:
-        largest_scores = targets * (targets + inputs)
-    return encoder + [(model.num_decoder_layers, targets, largest_scores)] * model.has_decoder
+    stacks = []
+    if model.has_encoder:
+        stacks.append((model.num_encoder_layers, inputs, scores(inputs, inputs) * attends))
+    if model.has_decoder:
+        cross_scores = round(scores(targets, inputs) * cross_share)
+        largest_scores = max(scores(targets, targets) * attends, cross_scores)
+        if model.has_merged_attention:
+            largest_scores = targets * (targets + inputs)
+        stacks.append((model.num_decoder_layers, targets, largest_scores))
+    return stacks

@@ -239,17 +239,17 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     memory_column_names = (
         "row, mesh, remat, parameters, args, temps, code, all" + ", host" * uses_host + ", fits"
     )
-    _print_table(title, memory_column_names, [_memory(plan, uses_host) for plan in plans])
+    _print_table(title, memory_column_names, [_memory_cells(plan, uses_host) for plan in plans])
     compiled_plans, price = [plan for plan in plans if plan.compiled.cycles], options.price
     title = "What bounds a step [ms]; its tokens and TFLOP are the whole slice's, padding too"
     bounds = [name for name in BOUNDS if name != "host" or any(plan.compiled.host for plan in plans)]
-    lines = [_time(plan, bounds) for plan in compiled_plans]
+    lines = [_time_cells(plan, bounds) for plan in compiled_plans]
     _print_table(title, f"row, tokens, TFLOP, {', '.join(bounds)}, use", lines)
-    lines = [_run(plan, price) for plan in compiled_plans]
+    lines = [_chip_hours_cells(plan, price) for plan in compiled_plans]
     column_names = "row, pre-training, fine-tuning" + ", cost" * (price > 0)
     _print_table("The whole run: chip-hours, at least", column_names, lines)
     title = "What each device receives in a step, without what takes less than 1 % of the time"
-    lines = [line for plan in plans for line in _traffic(plan)]
+    lines = [line for plan in plans for line in _collective_lines(plan)]
     _print_table(title, "row, kind, over, times, MiB, ms", lines)
     title = "Decoding: upper bound on tokens/s of all chips by the bandwidth of HBM, parameters in float32"
     last_plans = {plan.name: plan for plan in plans if plan.compiled.parameters}.values()
@@ -281,7 +281,8 @@ def _print_table(title: str, column_names: str, lines: Iterable[Sequence[str]]) 
         show_sheet(title, dict(zip(column_names.split(", "), cells, strict=True)))
 
 
-def _memory(plan: Plan, shows_host: bool) -> list[str]:
+def _memory_cells(plan: Plan, shows_host: bool) -> list[str]:
+    """Return the cells of a plan's line in the table of memory."""
     compiled = plan.compiled
     parts = [compiled.arguments + compiled.outputs, compiled.temporaries, compiled.code, compiled.needed]
     if shows_host:
@@ -299,7 +300,8 @@ def _memory(plan: Plan, shows_host: bool) -> list[str]:
     ]
 
 
-def _time(plan: Plan, names: Sequence[str]) -> list[str]:
+def _time_cells(plan: Plan, names: Sequence[str]) -> list[str]:
+    """Return the cells of a plan's line in the table of what bounds a step, whose columns are ``names``."""
     size, lengths, of_step = plan.step.experiment.pretraining.batch_size, plan.step.lengths, plan.estimate
     tokens, flops = size * (lengths.inputs + lengths.targets), plan.step.flops(size, lengths)
     bounds = []
@@ -307,13 +309,14 @@ def _time(plan: Plan, names: Sequence[str]) -> list[str]:
         milliseconds = "-"
         if seconds := of_step.bounds[name]:
             milliseconds = _digits(1e3 * seconds)
-            if name == of_step.bound:
+            if name == of_step.bottleneck:
                 milliseconds += " *"
         bounds.append(milliseconds)
     return [plan.label, f"{tokens:,}", _digits(flops / 1e12), *bounds, f"{of_step.utilization:.0%}"]
 
 
-def _run(plan: Plan, price: float) -> list[str]:
+def _chip_hours_cells(plan: Plan, price: float) -> list[str]:
+    """Return the cells of a plan's line in the table of chip-hours."""
     hours = plan.estimate.chip_hours
     return [plan.label, *map(_digits, hours), *[f"${_digits(sum(hours) * price)}"] * (price > 0)]
 
@@ -323,7 +326,7 @@ def _digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 99.95 or not number else f"{number:#.3g}"
 
 
-def _traffic(plan: Plan) -> list[list[str]]:
+def _collective_lines(plan: Plan) -> list[list[str]]:
     """Return a line for each kind of collective over each axis that takes more than 1 % of all their time."""
     sums: dict[tuple[str, str], tuple[int, float, float]] = {}  # times, MiB and milliseconds
     for kind, axes, size, times, received in plan.compiled.collectives:
@@ -340,6 +343,7 @@ def _traffic(plan: Plan) -> list[list[str]]:
 
 
 def _decoding_cells(plan: Plan) -> list[str]:
+    """Return the cells of a plan's line in the table of decoding; none if there is no estimate for it."""
     decoding = estimate_decoding(plan.step, plan.compiled)
     if not decoding:
         return []
@@ -392,7 +396,7 @@ def _recommended(plans: Sequence[Plan], scale: str) -> str:
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
         return f"{plans[0].name}: none of these fits; take a larger slice"
-    best = min(fitting, key=lambda plan: plan.estimate.step)
+    best = min(fitting, key=lambda plan: plan.estimate.step_seconds)
     return f"The fastest of these arrangements that fits:\n  {_run_line(best, scale)}"
 
 

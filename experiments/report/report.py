@@ -34,7 +34,7 @@ from experiments.runs.result import Result
 from experiments.study.changes import Overrides
 from experiments.study.claims import contradicted_conclusions
 from experiments.study.names import file_name
-from experiments.study.overrides import effective_overrides, explicit_overrides, typed_overrides
+from experiments.study.overrides import command_line_overrides, effective_overrides, explicit_overrides
 from experiments.study.paths import changed_runs, report_folder, run_folder
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import REGISTRY, TABLES, build
@@ -117,7 +117,7 @@ def _nothing_finished(
     message = f"no run of {names} at scale {scale} has finished under {roots}; train them with "
     if tables[0].name in TABLES and "start.model" not in overrides:
         command = ["lm", *plugin_arguments(), "sweep", tables[0].name, "--scale", scale]
-        command += setting_arguments(typed_overrides(overrides))
+        command += setting_arguments(command_line_overrides(overrides))
         command += [word for root in run_roots(runs)[:1] if root != RUNS for word in ("--runs", str(root))]
         message += shlex.join(command)
     else:

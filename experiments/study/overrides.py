@@ -42,10 +42,10 @@ def overrides_of(name: str, scale: str, experiment: Experiment) -> Overrides:
 def start_changes(experiment: Experiment) -> Overrides:
     """Return the settings that a row takes over from the checkpoint that ``experiment`` starts from.
 
-    These are the shape of the model, its vocabulary and its special ids; {} without a checkpoint. The steps
-    of the warm-up and of pre-training are 0, and the settings of word vectors are the defaults. Steps of
-    pre-training that a command line gives are applied after these changes. Dropout and compilation stay the
-    row's.
+    These are the shape of the model, its vocabulary and its special ids; {} without a checkpoint.
+    ``start.steps``, the updates of a warm-up on the corpus before pre-training, and ``pretraining.steps`` are
+    0, and the settings of word vectors are the defaults. Steps of pre-training that a command line gives are
+    applied after these changes. Dropout and compilation stay the row's.
     """
     if not experiment.start.model:
         return {}
@@ -74,16 +74,16 @@ def explicit_overrides(changes: Overrides) -> Overrides:
     return {path: new for path, new in changes.items() if not (is_started and follows(path, new))}
 
 
-def typed_overrides(changes: Overrides, options: Mapping[str, Any] = NO_SETTINGS) -> Overrides:
-    """Return the changes to write as settings in a command line that has --start beside them.
+def command_line_overrides(changes: Overrides, options: Mapping[str, Any] = NO_SETTINGS) -> Overrides:
+    """Return the changes to write as options beside --start.
 
-    These are the explicit changes without ``start.model``.
+    They are all but ``start.model`` and those that follow from it.
 
     options: the settings that the user gave as options. Those of START_OPTIONS are returned too, although
     they look like part of the checkpoint's shape.
     """
-    typed = {path: new for path, new in explicit_overrides(changes).items() if path != "start.model"}
-    return typed | {path: new for path, new in options.items() if path in START_OPTIONS}
+    explicit = {path: new for path, new in explicit_overrides(changes).items() if path != "start.model"}
+    return explicit | {path: new for path, new in options.items() if path in START_OPTIONS}
 
 
 def short_name(path: str) -> str:

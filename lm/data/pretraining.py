@@ -69,9 +69,10 @@ def pretraining_rows(
     a causal language model's, ``NextTokenRows``, and ``DenoiserMixtureRows`` for a mixture.
 
     ``boundary`` holds the special ids around examples: EOS, the decoder's start token and prefix ids.
-    ``collocations`` are those of PMI masking. In an encoder's rows each packed example is padded to a
-    multiple of ``pad_to_multiple_of`` tokens (``FunnelConfig``). SettingError if objective, architecture,
-    tokenizer and collocations do not fit together.
+    ``collocations`` are those of PMI masking. In the encoder's rows of an encoder-decoder each packed example
+    is padded to a multiple of ``pad_to_multiple_of`` tokens (``FunnelConfig``); rows of an encoder alone,
+    each of one segment, ignore it. SettingError if objective, architecture, tokenizer and collocations do not
+    fit together.
     """
     check_architecture(architecture, sampler.seed or 0)
     tokenizer, denoisers = sampler.corpus.tokenizer, objective.denoisers
@@ -168,8 +169,8 @@ def max_lengths(lengths: Sequence[Lengths], architecture: str) -> Lengths:
 def mode_tokens(denoisers: Sequence[Denoiser], tokenizer: Tokenizer) -> dict[str, int]:
     """Return the id of each mode token of a mixture: the last sentinels, in the order of the denoisers.
 
-    The first mode gets the last sentinel, which has the lowest id, the second the one before it. Noise then
-    does not use them.
+    The last sentinel has the lowest id. The first mode gets it, and each further mode the next higher id.
+    Noise does not use these sentinels.
     """
     modes = dict.fromkeys(denoiser.mode for denoiser in denoisers if denoiser.mode)
     lowest_sentinel_id = tokenizer.vocab_size - tokenizer.num_sentinels
@@ -357,7 +358,8 @@ class DenoisingRows(PickledWithoutCache):
     boundary: BoundaryTokens = T5_BOUNDARY_TOKENS
     mode_token: int | None = None  # begins the inputs of each example
     reserved_sentinels: int = 0  # mode tokens of the whole mixture, which noise does not use
-    pad_to_multiple_of: int = 1  # in an encoder's rows, for each packed example [tokens]
+    # to which each packed example is padded in the encoder's rows of an encoder-decoder [tokens]
+    pad_to_multiple_of: int = 1
 
     @property
     def input_prefix(self) -> tuple[int, ...]:
@@ -496,7 +498,8 @@ class DenoisingRows(PickledWithoutCache):
         """Return the uncorrupted tokens of segments of a window."""
         window = self.reader.read_window(position)
         starts, lengths = window.segments.starts[segments], window.segments.lengths[segments]
-        # In place of padding stands what follows each segment in the text.
+        # All rows are ``lengths.raw`` tokens long. After a shorter segment a row holds the text that follows,
+        # not padding; the lengths tell where the segment ends.
         tokens = window.text.read(starts[:, None] + np.arange(self.lengths.raw))
         return PaddedTexts(tokens, lengths.astype(np.int32), tokens != window.tokenizer.eos)
 

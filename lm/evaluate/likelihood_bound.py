@@ -62,15 +62,21 @@ def continuation_bounds(
     """Return the bound of each continuation given its context, of an encoder, from ``draws`` sets of masks.
 
     The sets depend on the position of a request among ``requests`` and on its length alone, so that all
-    models are asked the same. SettingError for a number of draws that is not even, or a text that is too
-    long.
+    models are asked the same. SettingError for a number of draws that is not even, a text that is too long,
+    or a continuation that holds the mask, whose probability is 0.
     """
     if draws < 2 or draws % 2:
         raise SettingError(f"draws={draws} of masks should be an even number of at least 2, such as 16")
+    if any(masking.mask in continuation for _, continuation in requests):
+        raise SettingError(
+            "a text to score holds the mask token, such as [MASK], which masked diffusion never predicts, so "
+            "that its probability is 0; leave the mask out, or put it into the context"
+        )
     nats, variances = np.zeros(len(requests)), np.zeros(len(requests))
     for first in range(0, len(requests), REQUESTS_AT_ONCE):
         numbers = range(first, min(first + REQUESTS_AT_ONCE, len(requests)))
         rows = [row for n in numbers for row in _masked_rows(model.config, requests[n], n, masking, draws)]
+        # lengths of encoder, decoder and targets, as ``run_batched`` takes them
         lengths = np.array([(len(row.tokens), 0, len(row.tokens)) for row in rows]).reshape(-1, 3)
         score_batch = partial(_weighted_losses, mask=masking.mask)
         losses = np.array(run_batched(score_batch, model, rows, lengths, shard_batch, _make_batch))
@@ -93,8 +99,8 @@ def documents_bound(
 ) -> Bounds:
     """Return the bounds of whole documents by ``windows``, one for each window.
 
-    Each is read after the end of another, ``masking.end``, which is not scored, as ``documents_log_prob``
-    reads documents after an EOS.
+    Each document is read after ``masking.end``, as if another document had ended there; these ids are context
+    and are not scored. ``documents_log_prob`` does the same with an EOS.
     """
     requests: list[Request] = []
     begin = len(masking.end)

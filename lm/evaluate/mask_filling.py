@@ -245,17 +245,17 @@ def infill(model: Transformer, batch: Batch, *, max_length: int, k: int) -> tupl
 
 
 def sentinel_spans(
-    answer: Sequence[int], sentinels: Sequence[int], first_sentinel: int
+    answer: Sequence[int], sentinels: Sequence[int], lowest_sentinel_id: int
 ) -> list[list[int] | None]:
     """Return the ids that follow each of ``sentinels`` in an answer of T5; None for one that it lacks.
 
-    A span ends at the next sentinel, which is an id from ``first_sentinel`` on, or at the end of the answer
-    (Raffel et al. 2020).
+    A span ends at the next sentinel, which is any id from ``lowest_sentinel_id`` on, or at the end of the
+    answer (Raffel et al. 2020).
     """
     spans: dict[int, list[int]] = {}
     span: list[int] = []
     for token in answer:
-        if token >= first_sentinel:
+        if token >= lowest_sentinel_id:
             span = []
             spans.setdefault(token, span)  # if a sentinel is repeated, its first span counts
         else:

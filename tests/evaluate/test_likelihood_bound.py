@@ -127,6 +127,12 @@ def test_an_odd_number_of_draws_is_refused_since_their_differences_tell_the_vari
         continuation_bounds(EXACT, [((), STRINGS[0])], put, MASKS_ALONE, draws=3)
 
 
+def test_a_text_to_score_that_holds_the_mask_is_refused_since_its_probability_is_0():
+    with pytest.raises(SettingError, match="mask"):
+        continuation_bounds(EXACT, [([0], [1, 2, 0]), ([0], [MASK, 1, 2])], put, MASKS_ALONE, 2)
+    assert np.isfinite(continuation_bounds(EXACT, [([MASK], [1, 2, 0])], put, MASKS_ALONE, 2).nats).all()
+
+
 def test_a_document_is_scored_once_with_its_end_after_the_end_of_another():
     end = 2  # a symbol of the toy stands for [SEP]
     framed = Masking(MASK, (), (end,))

@@ -234,7 +234,7 @@ def test_a_term_of_scores_reaches_a_synthesizer(monkeypatch, logits):
 def test_a_plan_of_ones_own_attention_is_that_of_attention():
     gpt, lengths = PRESETS["gpt2"], Lengths(512, 512, 512)
     own = with_mixer(gpt, "own")
-    assert estimate._mixed_features(own, 2) == estimate._mixed_features(gpt, 2)
+    assert estimate._mixer_features(own, 2) == estimate._mixer_features(gpt, 2)
     assert estimate._stacks(own, lengths) == estimate._stacks(gpt, lengths)
 
 

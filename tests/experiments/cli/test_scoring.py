@@ -445,6 +445,15 @@ def test_a_perplexity_that_is_no_float_is_infinite_and_null_in_json(capsys):
     assert "inf" in capsys.readouterr().out
 
 
+def test_results_are_lines_of_json_with_null_for_infinities_and_nan():
+    def refuse(constant):
+        raise ValueError(f"{constant} is not JSON")
+
+    result = {"log_prob": -math.inf, "variance": math.nan, "perplexity": math.inf, "tokens": 3}
+    expected = {"log_prob": None, "variance": None, "perplexity": None, "tokens": 3}
+    assert json.loads(json_line(result), parse_constant=refuse) == expected
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [

@@ -175,7 +175,7 @@ COMPILED = Compiled(parameters=10**8, read=6 * 10**7, arguments=2**30, temporari
 def test_a_step_lasts_as_long_as_its_slowest_bound_and_hours_grow_with_the_steps():
     step = planned(build(ROW, "base"), "v5e:4x4")
     made = estimate(step, COMPILED)
-    assert (made.bound, made.step) == ("compiler", pytest.approx(0.1))
+    assert (made.bottleneck, made.step_seconds) == ("compiler", pytest.approx(0.1))
     assert made.utilization == pytest.approx(step.flops(128, step.lengths) / (16 * 197e12 * 0.1))
     short = changes(step.experiment, {"finetuning.steps": 0, "pretraining.steps": 36_000})
     assert estimate(replace(step, experiment=short), COMPILED).chip_hours == pytest.approx((16, 0))
@@ -184,7 +184,7 @@ def test_a_step_lasts_as_long_as_its_slowest_bound_and_hours_grow_with_the_steps
     sent = replace(COMPILED, collectives=(("all-gather", ("fsdp",), 16, 10, 4e9),))
     assert estimate(step, sent).bounds["network"] == pytest.approx(10 * 4e9 / 100e9)
     waiting = estimate(step, replace(COMPILED, host=8 * 10**9))  # there and back
-    assert (waiting.bound, waiting.bounds["host"]) == ("host", pytest.approx(1.0))
+    assert (waiting.bottleneck, waiting.bounds["host"]) == ("host", pytest.approx(1.0))
 
 
 def test_decoding_reads_the_decoder_and_the_cache_for_each_token():

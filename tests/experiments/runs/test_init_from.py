@@ -20,9 +20,9 @@ from experiments.runs.run import Run
 from experiments.runs.stages import external_checkpoint, stages, stages_of
 from experiments.study.overrides import (
     check_agreement_with_checkpoint,
+    command_line_overrides,
     explicit_overrides,
     overrides_of,
-    typed_overrides,
 )
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
@@ -227,7 +227,7 @@ def test_a_run_is_named_by_its_start_and_by_what_was_changed_by_hand(runs):
     changes = overrides_of_start(checkpoint(runs, "gpt2"), runs)
     by_hand = {"model.dropout": 0.25, "finetuning.steps": 0}
     assert explicit_overrides(changes | by_hand) == by_hand | {"start.model": name}
-    assert typed_overrides(changes | by_hand) == by_hand
+    assert command_line_overrides(changes | by_hand) == by_hand
     assert explicit_overrides({"model.d_model": 8}) == {"model.d_model": 8}
 
 
