@@ -160,7 +160,7 @@ def question(asked):
         len(asked.rows),
         asked.num_rows,
         arrays([batch.features() for batch in asked.batches[:1]]),
-        repr(getattr(asked.output, "keywords", None)),
+        repr(getattr(asked.predict_batch, "keywords", None)),
     )
 
 
