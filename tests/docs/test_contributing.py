@@ -65,7 +65,7 @@ def test_the_tests_that_most_changes_break_pass_once_the_guide_was_followed(titl
     follow(title, tmp_path)
     for file in ("pyproject.toml", "CONTRIBUTING.md", "README.md", "mkdocs.yml"):
         shutil.copy(ROOT / file, tmp_path)
-    for script in re.findall(r"python (tests/golden/make_\w+\.py)", SECTIONS[title]):
+    for script in re.findall(r"python\s+(tests/golden/make_\w+\.py)", SECTIONS[title]):
         run([script], tmp_path)
     fast = re.search(r"^FAST := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
     files = [f"tests/{name}.py" for name in fast]
