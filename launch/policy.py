@@ -207,6 +207,6 @@ def _deleted(state: SliceState, outcome: Outcome) -> SliceState:
     if state.after_deletion == "end":
         return state.go("end", owned=False)
     # The next request may find a slice of another launch under this name.
-    state = replace(state, owned=False, seen=False, ready=False, waited=0.0)
-    state = replace(state, zone=state.next_zone, code=DONE)
+    zone = state.next_zone
+    state = replace(state, owned=False, seen=False, ready=False, waited=0.0, zone=zone, code=DONE)
     return state.go("create", pause(max(state.failures, state.losses), 10.0))

@@ -114,7 +114,7 @@ class TextHead:
         for batch in _batches(order, [len(parts) for parts in examples]):
             longest = max(lengths[index] for index in batch)
             fitting = replace(reader, length=min(reader.length, _power_of_two(longest, MIN_ROW_LENGTH)))
-            mesh = getattr(jax.tree.leaves(self.model)[0].sharding, "mesh", None)
+            mesh = sharding.mesh_of(self.model)
             shards = 1 if mesh is None else sharding.batch_shards(mesh.shape)
             size = _power_of_two(-(-len(batch) // shards), 1) * shards
             host_batch = fitting.batch([rows[index] for index in batch], size)

@@ -261,6 +261,11 @@ def layered_batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(None, mesh_axes(BATCH_MESH_AXES, mesh)))
 
 
+def mesh_of(model: Any) -> Mesh | None:
+    """Return the mesh that the parameters of a model lie on; None for a single device without a mesh."""
+    return getattr(jax.tree.leaves(model)[0].sharding, "mesh", None)
+
+
 def batch_shards(sizes: Mapping[str, int]) -> int:
     """Return into how many shards a mesh of these ``sizes`` splits the rows of a batch."""
     return prod(sizes.get(axis, 1) for axis in BATCH_MESH_AXES)

@@ -9,7 +9,7 @@ from rich.table import Table as Grid
 
 from experiments.cli.settings import Runs, Scale
 from experiments.console import NAMES_CONSOLE, NARROW, RUNS, listing, print_line
-from experiments.study.paths import changed_runs, check_runs, row_folder, rows_with_runs
+from experiments.study.paths import changed_runs, check_runs, row_folder, rows_with_runs, seed_folders
 from experiments.study.registry import baseline_of, build, equal_rows_among, find, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.settings_diff import relevant_diff
@@ -129,4 +129,4 @@ def finished_seeds(row: str, scale: str, runs: Path, trained: Sequence[str]) -> 
     first = next(equal_rows_among(row, trained, scale), None)
     if first is None:
         return 0
-    return sum(1 for _ in row_folder(runs, scale, first, {}).glob("seed-*/scores.json"))
+    return sum((seed / "scores.json").exists() for seed in seed_folders(row_folder(runs, scale, first, {})))

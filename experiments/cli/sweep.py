@@ -35,7 +35,7 @@ from experiments.study.overrides import (
     short_name,
     start_changes,
 )
-from experiments.study.paths import check_runs, with_overrides
+from experiments.study.paths import check_runs, seed_folders, with_overrides
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import (
     BUILTIN_TABLES,
@@ -229,16 +229,17 @@ def wanted_runs(compared: Sequence[tuple[str, Experiment]], seeds: int, options:
 def further_seeds(wanted: Sequence[RowRun]) -> list[str]:
     """Return the seeds of finished runs that lie beside those of ``wanted``: reports have them too."""
     folders = {run.folder for run in wanted}
-    beside = {path.parent for folder in folders for path in folder.parent.glob("seed-*/scores.json")}
-    return sorted({folder.name.removeprefix("seed-") for folder in beside - folders}, key=int)
+    beside = {other for folder in folders for other in seed_folders(folder.parent)} - folders
+    finished = {folder.name.removeprefix("seed-") for folder in beside if (folder / "scores.json").exists()}
+    return sorted(finished, key=int)
 
 
 def without_equal_rows(wanted: Sequence[RowRun], scale: str) -> list[RowRun]:
     """Drop the runs of rows that settings of the command line make the same as another row.
 
     For example, with steps of pre-training a row without pre-training is the baseline. The baseline is kept
-    if it is among them, otherwise the first row; each dropped row is reported, and if a
-    single row is left.
+    if it is among them, otherwise the first row. Each dropped row is reported, and so is a single row that
+    is left.
     """
 
     def is_not_baseline(run: RowRun) -> bool:

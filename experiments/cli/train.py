@@ -111,13 +111,13 @@ def train_unfinished(
     if note := other_modules_note(map(read_result, sorted(finished))):
         print_line(note)
     codes: list[int] = []
+    done = f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished"
     if not todo:
-        print_line(f"{len(wanted)} of {len(wanted)} runs are finished: nothing to train")
-    if todo:
+        print_line(f"{done}: nothing to train")
+    else:
         with reporting(sum(run.steps for run in todo)) as reporter:
             jobs = min(jobs, len(todo))
             at_once = f", {jobs} at once" if jobs > 1 else ""
-            done = f"{len(wanted) - len(todo)} of {len(wanted)} runs are finished"
             reporter.say(f"{done}; {len(todo)} to go{at_once}")
             if jobs > 1 or in_children:
                 codes = _train_in_jobs(todo, options, reporter, jobs)

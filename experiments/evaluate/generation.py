@@ -138,8 +138,7 @@ def is_masked_diffusion(run: Path) -> bool:
     from experiments.runs.paths import load_settings
 
     experiment = load_settings(run)
-    has_diffusion_loss = experiment.objective.corruption.loss_weights is not None
-    return experiment.model.architecture == "encoder" and has_diffusion_loss
+    return experiment.model.architecture == "encoder" and experiment.objective.corruption.bounds_likelihood
 
 
 def count_written(tokens: np.ndarray, eos: int | None) -> int:

@@ -168,7 +168,7 @@ def score_by_network(
         requests += text_requests
         text_indices += [index] * len(text_requests)
     results: list[dict[str, Any]] = [{"log_prob": 0.0, "tokens": 0, "unknown": 0} for _ in texts]
-    if masking is not None and trained.stage.settings.objective.corruption.loss_weights is not None:
+    if masking is not None and trained.stage.settings.objective.corruption.bounds_likelihood:
         bounds = continuation_bounds(trained.model, requests, trained.put, masking, scoring.draws)
         log_probs = -bounds.nats
         for result in results:  # also of a text without tokens, which has no windows

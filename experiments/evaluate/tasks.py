@@ -245,16 +245,13 @@ def generate_greedily(
 
     ``batches`` holds the inputs of the rows.
     """
+    from experiments.runs.kinds.answers import decode_answer
     from lm.evaluate.evaluator import EvalTask, predict
     from lm.evaluate.generate import greedy
 
     first = models[0]
-
-    def decode(_row: Row, ids: np.ndarray) -> str:
-        return first.vocabulary.decode(ids)
-
-    eval_task = EvalTask(task, rows, batches, partial(greedy, max_length=max_length), decode)
-    return predict(combine_models(models), eval_task, first.put)
+    write, decode = partial(greedy, max_length=max_length), partial(decode_answer, first.vocabulary)
+    return predict(combine_models(models), EvalTask(task, rows, batches, write, decode), first.put)
 
 
 def combine_models(models: "Sequence[Trained]") -> Any:

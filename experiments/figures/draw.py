@@ -26,6 +26,7 @@ MAX_LABELS = 40  # rows, columns or points of a panel that are labelled or marke
 DASHES = ("-", "--", "-.", ":")  # so that curves that lie on each other are all visible
 MARKERS = "osv^DP*X"
 LABEL_CHARACTERS = 32  # in a line of a row's label
+TITLE_CHARACTERS = 40  # in a line of a panel's title
 LINE_INCHES = 0.19  # height of such a line
 LEGEND_MARGIN = 4  # lines above and below a legend
 MISSING_COLOR = "lightgray"  # of cells without a number
@@ -124,7 +125,8 @@ def draw_means(axes: Axes, panel: Plot, styles: dict[str, int]) -> None:
 
 def _draw_axes(axes: Axes, panel: Plot) -> None:
     """Set labels, scales, ticks and the reference line of a panel whose curves are drawn."""
-    axes.set_title(panel.title, fontsize="medium")
+    lines = (fill(line, TITLE_CHARACTERS, break_on_hyphens=False) for line in panel.title.splitlines())
+    axes.set_title("\n".join(lines), fontsize="medium")
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     if panel.y_range is not None:

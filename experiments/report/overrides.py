@@ -1,6 +1,5 @@
 """Runs of a row with settings given on the command line, found by their folders, as rows beside it."""
 
-import re
 from dataclasses import replace
 
 from experiments.report.comparison import Warn
@@ -9,7 +8,7 @@ from experiments.runs.paths import load_settings
 from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import explicit_overrides, overrides_of, short_name, start_changes
-from experiments.study.paths import row_folder
+from experiments.study.paths import row_folder, seed_folders
 from experiments.study.registry import REGISTRY, build, equal_rows
 from experiments.study.table import Published, Row, Table, make_row
 from experiments.study.words import shown_value
@@ -38,8 +37,8 @@ def override_rows(row: Row, scale: str, runs: Folders, warn: Warn) -> list[Row]:
     folders = [
         (folder, plain.name)
         for plain in (row_folder(root, scale, home, {}) for root in run_roots(runs) for home in homes)
-        for folder in sorted(plain.parent.glob(f"{plain.name},*/seed-*"))
-        if re.fullmatch(r"seed-\d+", folder.name)
+        for changed in sorted(plain.parent.glob(f"{plain.name},*"))
+        for folder in seed_folders(changed)
     ]
     if not folders:  # building all rows takes a second
         return []

@@ -1,7 +1,6 @@
 """Reads finished runs from one or several folders of runs: results and provenance."""
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +18,7 @@ from experiments.runs.result import Result, check_settings, read_result
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import effective_overrides, overrides_of
-from experiments.study.paths import run_folder
+from experiments.study.paths import run_folder, seed_folders
 from experiments.study.plugins import STUDY_OPTION
 from experiments.study.registry import build
 from experiments.study.table import Row
@@ -58,7 +57,7 @@ def find_results(
     experiment = build(row.name, scale, effective_overrides(row.name, scale, overrides or {}))
     named = overrides_of(row.name, scale, experiment) if overrides else {}
     for root in run_roots(runs):
-        for folder in _seed_folders(run_folder(root, scale, row.name, 0, named).parent):
+        for folder in seed_folders(run_folder(root, scale, row.name, 0, named).parent):
             try:
                 check_settings(replace(experiment, seed=int(folder.name.removeprefix("seed-"))), folder)
                 result = read_result(folder, root / scale)
@@ -72,12 +71,6 @@ def find_results(
             elif warn is not None:
                 warn(f"{folder} has not finished")
     return [results[seed] for seed in sorted(results)]
-
-
-def _seed_folders(row_folder: Path) -> list[Path]:
-    if not row_folder.is_dir():
-        return []
-    return sorted(folder for folder in row_folder.iterdir() if re.fullmatch(r"seed-\d+", folder.name))
 
 
 # ---- provenance

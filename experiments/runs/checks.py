@@ -544,7 +544,7 @@ def check_counts(experiment: Experiment) -> None:
     counts, tuning, architecture = experiment.counts.model, experiment.tuning, experiment.model.architecture
     objective = experiment.objective
     gives_likelihood = architecture == "decoder" and not objective.has_inputs
-    gives_bound = architecture == "encoder" and objective.corruption.loss_weights is not None
+    gives_bound = architecture == "encoder" and objective.corruption.bounds_likelihood
     if experiment.data.held_out_documents and not (gives_likelihood or gives_bound):
         message = (
             f"data.held_out_documents={experiment.data.held_out_documents} needs model.architecture="

@@ -49,6 +49,13 @@ def row_folder(runs: Path, scale: str, name: str, overrides: Mapping[str, Any]) 
     return runs / scale / table / with_overrides(key, overrides)
 
 
+def seed_folders(folder: Path) -> list[Path]:
+    """Return the folders ``seed-NUMBER`` of the runs of a row in ``folder``; other names are no runs."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if re.fullmatch(r"seed-\d+", path.name))
+
+
 def changed_runs(runs: Path, scale: str, name: str) -> int:
     """Return how many runs of row ``name`` have finished with settings of one's own."""
     plain = row_folder(runs, scale, name, {})

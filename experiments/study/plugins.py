@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 STUDY_OPTION = "--study"
 ORIGIN_FILE = "origin.json"  # in the folder of each stage of a run
-STUDY_VARIABLE = (
-    "LM_STUDY"  # environment variable, which started processes inherit: files, separated as in PATH
-)
+# an environment variable, which started processes inherit, of files separated as in PATH
+STUDY_VARIABLE = "LM_STUDY"
 
 # (registry, or "table"; name of an entry) -> the study module that added it; the project's own are not in it
 _MODULE_OF_ENTRY: dict[tuple[str, str], Path] = {}

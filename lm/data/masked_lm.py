@@ -66,7 +66,7 @@ class MaskedLMRows:
     @property
     def bounds_likelihood(self) -> bool:
         """Return whether the loss estimates a bound of the text's likelihood, as in masked diffusion."""
-        return self.reader.objective.corruption.loss_weights is not None
+        return self.reader.objective.corruption.bounds_likelihood
 
     def count_epoch_rows(self, limit: int) -> int:
         """Return the number of rows in the first epoch of a single-stream corpus, at most ``limit``."""

@@ -340,8 +340,7 @@ def run_batched(
     ``make_batch`` builds, for some of the rows, the arguments of ``score_batch`` other than the model.
     """
     config = model.config
-    first_parameter = jax.tree.leaves(model)[0]
-    mesh = getattr(first_parameter.sharding, "mesh", None)
+    mesh = sharding.mesh_of(model)
     row_multiple = 1 if mesh is None else sharding.batch_shards(mesh.shape)
     max_lengths = [_max_length(config)] * lengths.shape[1]
     if lengths.shape[1] == 4:  # encoder, decoder, number of candidates, targets

@@ -179,8 +179,7 @@ class TextModel:
     ) -> np.ndarray:
         """Return the answers to prompts of ids, int32 [R,max_length]; R - len(prompts) rows are padding."""
         config = self.model.config
-        first_parameter = jax.tree.leaves(self.model)[0]
-        mesh = getattr(first_parameter.sharding, "mesh", None)
+        mesh = sharding.mesh_of(self.model)
         shards = 1 if mesh is None else sharding.batch_shards(mesh.shape)
         rows = -(-BATCH_SIZE // shards) * shards
         length = MIN_PADDED_LENGTH

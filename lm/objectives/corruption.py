@@ -119,6 +119,11 @@ class Noise(NamedTuple):
     ignores: tuple[str, ...] = ()
 
     @property
+    def bounds_likelihood(self) -> bool:
+        """Return whether the loss estimates an upper bound of the text's negative log-likelihood."""
+        return self.loss_weights is not None
+
+    @property
     def fits_without_trimming(self) -> bool:
         """Return whether inputs and targets always fit, so that noise is not reduced after it is drawn.
 
@@ -580,8 +585,7 @@ NOISES: dict[str, Noise] = {
     "random-text": _NO_NOISE._replace(replaces_text=True),
 }
 HIDES_NOTHING = tuple(name for name, noise in NOISES.items() if not noise.hides_tokens)
-# the loss estimates an upper bound of the text's negative log-likelihood
-BOUNDS_LIKELIHOOD = tuple(name for name, noise in NOISES.items() if noise.loss_weights)
+BOUNDS_LIKELIHOOD = tuple(name for name, noise in NOISES.items() if noise.bounds_likelihood)
 
 
 # --- reducing noise until it fits

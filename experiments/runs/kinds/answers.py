@@ -89,11 +89,12 @@ def make_eval_task(
             prompts, architecture=architecture, lengths=lengths, batch_size=size, boundary=boundary
         )
         predict_batch = partial(greedy, max_length=targets_length)
-        postprocess_output = partial(_decode_answer, vocabulary)
+        postprocess_output = partial(decode_answer, vocabulary)
     return EvalTask(task, rows, rows_of_process(mesh, size, batches), predict_batch, postprocess_output)
 
 
-def _decode_answer(vocabulary: Tokenizer, _row: Row, ids: np.ndarray) -> str:
+def decode_answer(vocabulary: Tokenizer, _row: Row, ids: np.ndarray) -> str:
+    """Return the text of the answer to a row: the ``postprocess_output`` of tasks answered by text."""
     return vocabulary.decode(ids)
 
 

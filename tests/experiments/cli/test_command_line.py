@@ -324,6 +324,7 @@ def test_a_sweep_says_that_it_trains_nothing_and_which_other_seeds_its_report_ha
         (0, []),
         (1, ["beyond --seeds 1, the report has the finished runs of seed 1"]),
         (10, ["beyond --seeds 1, the report has the finished runs of seeds 1 and 10"]),
+        ("1-copy", ["beyond --seeds 1, the report has the finished runs of seeds 1 and 10"]),
     ):
         folder = run_folder(Path("runs"), "nano", ROW, seed, {})
         folder.mkdir(parents=True)

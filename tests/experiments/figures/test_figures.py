@@ -587,9 +587,11 @@ def test_panels_have_axes_units_and_a_colour_scale():
 
 
 def test_a_title_wider_than_its_figure_is_broken_into_lines_that_fit():
-    panel = Plot("bits per byte", "", "", {"": Curve((0, 1), (1.0, 2.0))})
-    figure = draw_plots(PlotGrid((panel,), "a title of many words that is wider than one panel " * 2))
+    long = "a title of many words that is wider than one panel"
+    panels = [Plot(long, "", "", {"": Curve((0, 1), (1.0, 2.0))})] * 3
+    figure = draw_plots(PlotGrid(panels, long * 4))
     figure.canvas = FigureCanvasAgg(figure)
     figure.draw_without_rendering()
-    drawn = figure.texts[0].get_window_extent()
-    assert drawn.x0 >= 0 and drawn.x1 <= figure.bbox.width
+    for title in (figure.texts[0], *(axes.title for axes in figure.axes)):
+        drawn = title.get_window_extent()
+        assert drawn.x0 >= 0 and drawn.x1 <= figure.bbox.width, title
