@@ -27,6 +27,8 @@ DASHES = ("-", "--", "-.", ":")  # so that curves that lie on each other are all
 MARKERS = "osv^DP*X"
 LABEL_CHARACTERS = 32  # in a line of a row's label
 TITLE_CHARACTERS = 40  # in a line of a panel's title
+TITLE_CHARACTERS_PER_INCH = 8  # in a line of a figure's title
+TITLE_LINE_INCHES = 0.25  # height of such a line
 LINE_INCHES = 0.19  # height of such a line
 LEGEND_MARGIN = 4  # lines above and below a legend
 MISSING_COLOR = "lightgray"  # of cells without a number
@@ -65,6 +67,8 @@ def draw_plots(grid: PlotGrid) -> Figure:
     if grid.has_shared_legend:
         lines = sum(1 + wrapped(label).count("\n") for label in labels)
         inches = max(inches, LINE_INCHES * (lines + LEGEND_MARGIN))
+    title = fill(grid.title, int(TITLE_CHARACTERS_PER_INCH * columns * width))
+    inches += TITLE_LINE_INCHES * title.count("\n")
     figure = Figure(figsize=(columns * width, inches), layout="constrained")
     every_axes = figure.subplots(rows, columns, squeeze=False)
     styles = {label: i for i, label in enumerate(labels)}
@@ -78,7 +82,7 @@ def draw_plots(grid: PlotGrid) -> Figure:
     for axes in every_axes[:, 1:].flat:
         if axes.get_visible() and grid.panels[0].is_categorical:
             axes.tick_params(labelleft=False)
-    figure.suptitle(grid.title, wrap=True)
+    figure.suptitle(title)
     figure.supxlabel(grid.x_label, fontsize="medium")
     if grid.has_shared_legend:
         _draw_shared_legend(figure)
