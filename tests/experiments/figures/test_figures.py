@@ -598,7 +598,14 @@ def test_a_title_wider_than_its_figure_is_broken_into_lines_that_fit():
 
 
 def test_a_title_of_two_lines_leaves_room_for_a_panel_with_one_row(tmp_path):
-    panel = Plot("mean z-score\n[deviations]", "", "", {"": Curve((0,), (1.0,))}, x_ticks={0: "row"}, is_categorical=True)
+    panel = Plot(
+        "mean z-score\n[deviations]",
+        "",
+        "",
+        {"": Curve((0,), (1.0,))},
+        x_ticks={0: "row"},
+        is_categorical=True,
+    )
     title = "a title of many words that is wider than one panel"
     figure = draw_plots(PlotGrid([panel], title, panel_size=(4.5, 1.16)))
     with warnings.catch_warnings():
