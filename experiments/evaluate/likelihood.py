@@ -229,17 +229,14 @@ def make_requests(run: "Trained", context: str, scored: list[int], scoring: Scor
     With a context this is one request; a text without a context is scored in windows.
     """
     from experiments.runs.trained import frame
-    from lm.evaluate.loglikelihood import Window, windows
+    from lm.evaluate.loglikelihood import Window, windows, without_start
 
     config = run.config
     if scoring.end and config.special.eos is not None:
         scored = [*scored, config.special.eos]
     if context:
         if config.has_decoder:
-            ids = run.encode(context)
-            if ids[:1] == [config.special.start]:  # which scoring adds
-                ids = ids[1:]
-            yield ids, scored
+            yield without_start(run.encode(context), config), scored
         else:
             yield run.vocabulary.encode_prompt(context), scored
         return

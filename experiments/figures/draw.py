@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -72,15 +73,14 @@ def draw_plots(grid: PlotGrid) -> Figure:
     figure = Figure(figsize=(columns * width, inches), layout="constrained")
     every_axes = figure.subplots(rows, columns, squeeze=False)
     styles = {label: i for i, label in enumerate(labels)}
-    for axes, panel in zip_longest(every_axes.flat, grid.panels):
+    for index, (axes, panel) in enumerate(zip_longest(every_axes.flat, grid.panels)):
         if panel is None:
             axes.set_visible(False)
             continue
         draw_means(axes, panel, styles)
         if not grid.has_shared_legend and len(panel.curves) + len(panel.levels) > 1:
             axes.legend(fontsize="x-small")
-    for axes in every_axes[:, 1:].flat:
-        if axes.get_visible() and grid.panels[0].is_categorical:
+        if panel.is_categorical and index % columns > 0:  # the first panel of a line names the categories
             axes.tick_params(labelleft=False)
     figure.suptitle(title)
     figure.supxlabel(grid.x_label, fontsize="medium")
@@ -111,7 +111,7 @@ def draw_means(axes: Axes, panel: Plot, styles: dict[str, int]) -> None:
         if len(curve.x) <= MAX_LABELS:
             style |= {"marker": MARKERS[i % len(MARKERS)], "markersize": 4}
         if panel.is_categorical:
-            style |= {"ls": "", "label": None}
+            style |= {"ls": ""}
             axes.errorbar(curve.y, curve.x, xerr=curve.deviations, capsize=3, **style)
         elif curve.deviations is None or len(curve.x) <= MAX_ERROR_BARS:
             axes.errorbar(curve.x, curve.y, yerr=curve.deviations, capsize=3, **style)
@@ -139,15 +139,15 @@ def _draw_axes(axes: Axes, panel: Plot) -> None:
         axes.set_xscale("log")
     if "y" in panel.log:
         axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        axes.yaxis.set_major_formatter(LogFormatterSciNotation() if high > 1e5 * low else LogFormatter())
-        # labels between powers of ten too, if all values lie within one
-        axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.5)))
+        _label_logarithms(axes.yaxis, axes.get_ylim())
     if panel.is_categorical:
         axes.set_yticks(list(panel.x_ticks), [*map(wrapped, panel.x_ticks.values())], fontsize="small")
         axes.set_ylim(max(panel.x_ticks) + 0.5, min(panel.x_ticks) - 0.5)
         axes.margins(x=0.1)
-        axes.locator_params(axis="x", nbins=4)
+        if "x" in panel.log:
+            _label_logarithms(axes.xaxis, axes.get_xlim())
+        else:
+            axes.locator_params(axis="x", nbins=4)
     elif panel.x_ticks:
         axes.set_xticks(list(panel.x_ticks), list(panel.x_ticks.values()))
         if len(panel.x_ticks) > 4 and max(map(len, panel.x_ticks.values())) > 3:
@@ -160,6 +160,14 @@ def _draw_axes(axes: Axes, panel: Plot) -> None:
     if panel.reference is not None:
         _draw_reference(axes, panel.reference, panel.is_categorical)
     axes.grid(alpha=0.3)
+
+
+def _label_logarithms(axis: Axis, ends: tuple[float, float]) -> None:
+    """Label a logarithmic axis with plain numbers, or powers of ten where it spans more than five of them."""
+    low, high = ends
+    axis.set_major_formatter(LogFormatterSciNotation() if high > 1e5 * low else LogFormatter())
+    # labels between powers of ten too, if all values lie within one
+    axis.set_minor_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(1, 0.5)))
 
 
 def _draw_reference(axes: Axes, y: float, is_categorical: bool) -> None:

@@ -333,8 +333,10 @@ def perplexity_figure(rows: Mapping[str, Sequence[Result]], title: str = "") -> 
     for label, limit in limits.items():
         scores = [likelihood_score(seeds, "word_perplexity", limit) for seeds in rows.values()]
         perplexities[label] = score_curve(dict(enumerate(scores)))
-    y_label = "word perplexity of held-out documents"
-    panels = [Plot("", "", y_label, perplexities, log="y", x_ticks=dict(enumerate(rows)))]
+    x_label = "word perplexity of held-out documents"
+    panels = [
+        Plot("", x_label, "", perplexities, log="x", x_ticks=dict(enumerate(rows)), is_categorical=True)
+    ]
     if seconds is not None:
         over_time: dict[str, Curve] = {}
         for label, seeds in rows.items():

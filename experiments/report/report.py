@@ -489,6 +489,8 @@ def brief_legend(sheet: Sheet) -> str:
     if "±" in shown:
         parts += ["±: standard deviation over seeds"]
     published = [cells for head, cells in sheet.items() if head.startswith(text.published_title(""))]
+    if any(cell.bold for cells in published for cell in cells):
+        parts += ["bold: best published score, or within two of its standard deviations of the best"]
     doubts = "".join(cell.text for cells in published for cell in cells)
     if text.DOUBTS[SECOND_HAND] in doubts:
         parts += [f"{text.DOUBTS[SECOND_HAND]}: published score from a secondary source"]

@@ -22,6 +22,7 @@ from lm.classical.word2vec import WordVectors
 from lm.config.base import SettingError, nearest
 from lm.config.model import ModelConfig
 from lm.evaluate.generate import prompt_batch
+from lm.evaluate.loglikelihood import without_start
 from lm.nn.transformer import Transformer
 from lm.notebook import TrainableModel, text_model
 from lm.predictions import TextHead
@@ -124,9 +125,7 @@ class Trained:
             return ids, [*encode(answer), *([] if eos is None else [eos])]
         before, whole = encode(prompt), encode(f"{prompt} {answer}")
         behind = whole[len(before) :] if whole[: len(before)] == before else encode(answer)
-        if ids[:1] == [config.special.start]:  # which scoring adds
-            ids = ids[1:]
-        return ids, behind
+        return without_start(ids, config), behind
 
     def batch(self, rows: Sequence[Sequence[int]], answer: int = 1) -> Batch:
         """Return ``host_batch`` on the devices."""

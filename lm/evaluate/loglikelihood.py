@@ -137,6 +137,17 @@ def candidate_log_probs(
     return [output[: len(row.candidates)] for row, output in zip(rows, outputs, strict=True)]
 
 
+def without_start(ids: list[int], config: ModelConfig) -> list[int]:
+    """Return the ids of a context without a decoder's start token, which scoring adds itself.
+
+    The context of an encoder-decoder is the encoder's text and is returned as it is.
+    """
+    start = config.special.start
+    if not config.has_encoder and start is not None and ids[:1] == [start]:
+        return ids[1:]
+    return ids
+
+
 # ---- long texts
 
 

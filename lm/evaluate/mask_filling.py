@@ -157,7 +157,8 @@ def metropolis_hastings(
             accepted + is_accepted,
         )
 
-    start = gibbs(model, batch, key, iterations=1, mask=mask)
+    gibbs_key, key = jax.random.split(key)
+    start = gibbs(model, batch, gibbs_key, iterations=1, mask=mask)
     likelihood = pseudo_log_likelihood(model, batch, start, mask=mask)
     state = (start, likelihood, jnp.zeros(len(to_fill), jnp.int32))
     tokens, _, accepted = jax.lax.fori_loop(0, iterations * visits, propose, state)

@@ -18,7 +18,14 @@ from lm.config.base import SettingError, nearest
 from lm.config.decoding import Decoding
 from lm.evaluate.beam_search import TRANSFORMERS_RULES
 from lm.evaluate.generate import Model, beam_search, decode, prompt_batch
-from lm.evaluate.loglikelihood import Masking, Request, ShardBatch, TokenIds, score_continuations
+from lm.evaluate.loglikelihood import (
+    Masking,
+    Request,
+    ShardBatch,
+    TokenIds,
+    score_continuations,
+    without_start,
+)
 
 BATCH_SIZE = 32  # prompts that are answered together [rows]
 MIN_PADDED_LENGTH = 16  # smallest of the powers of two to which prompts are padded [tokens]
@@ -75,8 +82,10 @@ class TextModel:
         requests: list[Request] = []
         text_indices: list[int] = []
         for index, text in enumerate(texts):
-            is_encoder = self.masking is not None
-            ids = self.encode(text) if is_encoder else self._without_start(self.encode_prompt(text))
+            if self.masking is not None:
+                ids = self.encode(text)
+            else:
+                ids = without_start(self.encode_prompt(text), self.model.config)
             text_requests = list(rolling_windows(ids, self._prefix_ids(), self.max_text_length))
             requests += text_requests
             text_indices += [index] * len(text_requests)
@@ -133,7 +142,7 @@ class TextModel:
         continuation_ids = self.encode(context + continuation)[len(context_ids) :]
         if self.masking is not None:
             return context_ids, continuation_ids
-        return self._without_start(self.encode_prompt(context)), continuation_ids
+        return without_start(self.encode_prompt(context), self.model.config), continuation_ids
 
     def _prefix_ids(self) -> list[int]:
         """Return the tokens before a text without context, without the start token, which scoring adds."""
@@ -149,12 +158,6 @@ class TextModel:
         start, text = ids[:kept], ids[kept:]
         excess = max(len(ids) - room, 0)
         return start + text[excess:]
-
-    def _without_start(self, ids: list[int]) -> list[int]:
-        """Return ids without the start token, which ``lm.evaluate.loglikelihood`` adds itself."""
-        if self._adds_start and ids[:1] == [self.model.config.special.start]:
-            return ids[1:]
-        return ids
 
     def _score(self, requests: Sequence[Request]) -> list[tuple[float, bool]]:
         truncated = [self._truncate(context, continuation) for context, continuation in requests]

@@ -293,12 +293,32 @@ def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts()
             spread = "" if kind == "5-gram" else f" ± {stdev(values):.3f}"
             cells.append(f"{bound}{mean(values):.3f}{spread}")
         assert f"| `{kind}` | {' | '.join(cells)} |" in section
-    (table,) = read_tables(DOCS / "results/mini-diffusion-budgets.json").values()
+    check_verdicts("mini-diffusion-budgets", section)
+
+
+def check_verdicts(report, section):
+    """Demand the verdict, difference and interval of every claim of a report in a section of the guide."""
+    (table,) = read_tables(DOCS / f"results/{report}.json").values()
     for claim in table["claims"]:
         judged = claim["verdicts"]["held-out text"]["updates"]
         low, high = judged["interval"]
         cells = f"| {judged['verdict']} | {judged['difference']:.1f} ({low:.1f} to {high:.1f}) |"
         assert cells in section, claim["conclusion"]
+
+
+def test_the_guide_has_the_bits_of_diffusion_with_five_seeds_and_the_verdicts():
+    guide = (DOCS / "study.md").read_text()
+    section = guide.partition("### Diffusion or autoregression")[2].partition("\n#### ")[0]
+    bits = {}
+    for line in csv.DictReader((DOCS / "results/mini-diffusion.csv").open()):
+        if line["column"] == "bits per byte":
+            bits.setdefault(line["row"].rpartition("/")[2], []).append(float(line["score"]))
+    for kind, values in bits.items():
+        assert len(values) == 5
+        bound = "≤ " if kind in {"masked-diffusion", "any-order"} else ""
+        spread = "" if kind == "5-gram" else f" ± {stdev(values):.3f}"
+        assert re.search(rf"\| `{kind}`.* \| {bound}{mean(values):.3f}{spread} \|", section), kind
+    check_verdicts("mini-diffusion", section)
 
 
 def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that_do_not():

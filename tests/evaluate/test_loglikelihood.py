@@ -249,3 +249,14 @@ def test_a_mesh_answers_as_one_device(sizes):
     np.testing.assert_allclose(
         candidate_log_probs(spread, contexts, candidates, steps.shard_batch), due, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if CONFIGS[name].has_decoder])
+def test_only_a_decoders_context_loses_its_start_token_because_scoring_adds_that_alone(name):
+    config = CONFIGS[name]
+    start = 4  # as [CLS], which begins an encoder's text and starts the decoder that writes after it
+    config = replace(config, special=replace(config.special, start=start))
+    expected = [start, 7, start] if config.has_encoder else [7, start]
+    assert loglikelihood.without_start([start, 7, start], config) == expected
+    assert loglikelihood.without_start([7, start], config) == [7, start]
+    assert loglikelihood.without_start([], config) == []

@@ -418,6 +418,12 @@ def test_the_legend_of_the_terminal_names_the_halves_that_are_shown():
     assert report.brief_legend({"row": [], "reading": [], "language": []}).startswith("reading, language: ")
 
 
+def test_the_legend_of_the_terminal_says_what_is_bold():
+    for is_best in (True, False):
+        legend = report.brief_legend({"row": [Cell("a", bold=True)], "paper's A": [Cell("1", bold=is_best)]})
+        assert ("bold: best published score" in legend) == is_best
+
+
 def test_one_seed_of_a_table_without_claims_decides_nothing_and_that_is_said(restored_registry, tmp_path):
     table = without_tasks(tmp_path, seeds=1).tables["own"]
     sheets = table.sheets
