@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from experiments.cli.run_names import check_name
-from experiments.cli.run_options import Options, row_run
+from experiments.cli.run_options import Options, heads_kept, row_run
 from experiments.cli.settings import (
     Allow,
     ConfigFile,
@@ -20,11 +20,8 @@ from experiments.cli.settings import (
 from experiments.cli.train import train_row
 from experiments.console import RUNS, print_line
 from experiments.processes.progress import NO_TOOLS, Tools
-from experiments.study.changes import Overrides
-from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from experiments.study.scales import DEFAULT_SCALE
-from lm.data.tasks.names import task_name
 
 
 def run(
@@ -70,11 +67,3 @@ def run(
         print_dry_run([row_run(row, experiment, options)], options, jobs=1)
     else:
         train_row(row, experiment, options, check, name)
-
-
-def heads_kept(experiment: Experiment, changes: Overrides) -> str:
-    """Return a line that names the heads of the row if mixtures are given but no heads; else ""."""
-    if not experiment.tuning.heads or not changes.get("tuning.mixtures") or "tuning.heads" in changes:
-        return ""
-    names = ", ".join(map(task_name, experiment.tuning.heads))
-    return f"also fine-tunes the heads of the row: {names}; --tuning.heads without a value leaves them out"

@@ -9,11 +9,13 @@ from experiments.console import RUNS
 from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.runs import provenance
 from experiments.runs.result import check_settings, read_result
+from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import overrides_of
 from experiments.study.paths import lead_to, row_folder, run_folder
 from experiments.study.scales import DEFAULT_SCALE
 from lm.config.base import SettingError
+from lm.data.tasks.names import task_name
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,14 @@ def link_shared_run(run: RowRun, options: Options) -> str:
     lead_to(own, run.folder.parent)
     same = f"{run.name} is the same experiment as another row at scale {options.scale}"
     return f"{same}; their run is in {run.folder.parent}"
+
+
+def heads_kept(experiment: Experiment, changes: Overrides) -> str:
+    """Return a line that names the heads of the row if mixtures are given but no heads; else ""."""
+    if not experiment.tuning.heads or not changes.get("tuning.mixtures") or "tuning.heads" in changes:
+        return ""
+    names = ", ".join(map(task_name, experiment.tuning.heads))
+    return f"also fine-tunes the heads of the row: {names}; --tuning.heads without a value leaves them out"
 
 
 def is_up_to_date(run: RowRun, options: Options) -> bool:

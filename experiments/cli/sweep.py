@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from experiments.cli.run_options import Options, RowRun, link_shared_run, row_run
+from experiments.cli.run_options import Options, RowRun, heads_kept, link_shared_run, row_run
 from experiments.cli.settings import (
     Allow,
     ConfigFile,
@@ -173,6 +173,11 @@ def train_rows(
     if grid:
         wanted = [run._replace(label=grid_label(run, list(points[0].values))) for run in wanted]
     wanted = without_equal_rows(wanted, options.scale)
+    titles: dict[str, list[str]] = {}  # line about the heads of rows -> the titles of their runs
+    for run in wanted:
+        titles.setdefault(heads_kept(run.experiment, changes), []).append(run.title)
+    for line in titles.keys() - {""}:
+        print_line(f"{listed(list(dict.fromkeys(titles[line])))}: {line}")
     count = job_count(jobs, wanted)
     if dry_run:
         from experiments.cli.dry_run import print_dry_run

@@ -18,8 +18,7 @@ from experiments import __main__ as cli
 from experiments.__main__ import dispatch
 from experiments.cli import COMMANDS
 from experiments.cli.app import description, examples, function_of, parse
-from experiments.cli.run import heads_kept
-from experiments.cli.run_options import Options
+from experiments.cli.run_options import Options, heads_kept
 from experiments.cli.settings import (
     CHANGED_OFTEN,
     given_changes,
@@ -692,6 +691,16 @@ def test_a_run_given_mixtures_alone_names_the_heads_that_it_also_tunes(tmp_path,
         said.append("also fine-tunes the heads of the row" in capsys.readouterr().out)
     assert said == [True, False, False]
     assert heads_kept(build("gpt/base", "nano"), {}) == ""
+
+
+def test_a_sweep_given_mixtures_alone_names_the_rows_whose_heads_it_also_tunes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", "gpt/*", "--seeds", "2", "--dry-run", "--tuning.mixtures", "documentation-reading"]
+    assert dispatch(words) == 0
+    before, _ = capsys.readouterr().out.split("also fine-tunes the heads of the row")
+    assert before.count("gpt/base") == 1
+    assert dispatch([*words, "--tuning.heads"]) == 0
+    assert "heads of the row" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["power", "generate"])
