@@ -102,7 +102,10 @@ def pretraining_rows(
 
 
 def pretraining_lengths(objective: Objective, architecture: str, inputs_length: int) -> Lengths:
-    """Return the lengths of rows under an objective, with room for all denoisers if it is a mixture."""
+    """Return the lengths of rows under an objective, with room for all denoisers if it is a mixture.
+
+    The ids that some tokenizers put before each text (``BoundaryTokens.prefix``) come on top.
+    """
     denoisers = objective.denoisers
     parts = lengths_of_denoisers(denoisers, architecture, inputs_length)
     with_modes = [

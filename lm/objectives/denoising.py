@@ -173,7 +173,7 @@ class Objective:
             known = nearest(self.mixture, DENOISER_MIXTURES)
             raise SettingError(f"objective.mixture={self.mixture!r} is unknown{known}")
         below_1(self, "objective.", "random_share same_share")
-        if self.random_share + self.same_share > 1:
+        if self.inputs == "masks-random-or-same" and self.random_share + self.same_share > 1:
             raise SettingError(
                 f"objective.random_share={self.random_share} and objective.same_share={self.same_share} "
                 "should be at most 1 together"
@@ -449,6 +449,11 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
     fits = inputs <= inputs_length
     if objective.corruption.targets_fit_inputs_length:
         fits &= targets <= inputs_length
+    if not fits.any():
+        raise SettingError(
+            f"data.inputs_length={inputs_length} has no room for a text of two tokens under "
+            f"objective.noise={objective.noise!r} and objective.inputs={objective.inputs!r}: raise it"
+        )
     longest = int(np.flatnonzero(fits)[-1])
     if objective.corruption.targets_fit_inputs_length:
         return Lengths(int(raw[longest]), int(inputs[longest]), int(targets[longest]))

@@ -248,7 +248,8 @@ class GradualUnfreezing:
 
     Episodes are equally long, and there are as many as the deepest stack has layers. A stack's last norm and
     the output matrix, also if it is tied to the embedding, are trained from the start. The relative bias, and
-    everything else before the first layer, are trained together with that layer.
+    everything else before the first layer, are trained together with that layer; an embedding that several
+    stacks read, with the first layer of the deepest.
     """
 
     model: ModelConfig
@@ -264,6 +265,9 @@ class GradualUnfreezing:
             depths[stack] = 1 if is_one_layer else num_layers[stack]
         if "backward" in model.heads:
             depths["backward"] = depths["decoder"]
+        # An encoder that has an embedding of its own does not read the decoder's.
+        has_two_embeddings = model.has_decoder and model.embedding.encoder == "separate"
+        stacks_of_embedding = [stack for stack in depths if stack != "encoder" or not has_two_embeddings]
         episodes = max(depths.values())
         num_unfrozen = 1 + step * episodes // self.steps  # layers, from the top
 
@@ -274,8 +278,10 @@ class GradualUnfreezing:
             """
             component, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
             is_output = component == "embed" and model.output.logits.startswith("tied")
-            if component in ("embed", "encoder_embed") and not is_output:
-                return episodes
+            if component == "encoder_embed":
+                return depths["encoder"]
+            if component == "embed" and not is_output:
+                return max(depths[stack] for stack in stacks_of_embedding)
             if component not in depths or rest.startswith("norm."):
                 return 1
             if not rest.startswith("blocks."):

@@ -445,11 +445,12 @@ def test_corrupted_tokens_become_any_token_or_stay_with_the_shares_of_the_settin
         (lambda: Objective(rate=1.0), "objective.rate"),
         (lambda: Objective(random_share=-0.1), "objective.random_share"),
         (
-            lambda: Objective(random_share=0.6, same_share=0.6),
+            lambda: Objective(inputs="masks-random-or-same", random_share=0.6, same_share=0.6),
             "random_share=0.6 and objective.same",
         ),
         (lambda: Objective(mean_span_length=0.5), "objective.mean_span_length"),
         (lambda: compute_lengths(Objective(), 2), "data.inputs_length"),
+        (lambda: compute_lengths(Objective(noise="rolled-spans"), 3), "data.inputs_length=3 has no room"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_by_name(make, field):

@@ -95,6 +95,14 @@ def test_what_enters_the_stacks_thaws_last_unless_it_is_the_softmax():
     )
 
 
+def test_each_of_two_embeddings_thaws_with_the_first_layer_of_the_stack_that_reads_it():
+    model = changes(MODEL, {"embedding.encoder": "separate", "output.logits": "separate"})
+    assert (model.num_encoder_layers, model.num_decoder_layers) == (3, 2)
+    for step, encoder, decoder in ((9, False, False), (19, False, True), (20, True, True)):
+        found = trained(GradualUnfreezing(model, 30), step, lambda rngs: Transformer(model, rngs))
+        assert (found["encoder_embed.table"], found["embed.table"]) == ([encoder], [decoder])
+
+
 @pytest.mark.parametrize("tune", [freeze_body, train_adapters, GradualUnfreezing(MODEL, 30)])
 def test_a_new_head_is_always_trained(tune):
     found = trained(tune, 0, lambda rngs: ModelWithHead(MODEL, HEAD, rngs))
