@@ -216,8 +216,8 @@ class Comparison:
         A run has left it once its held-out loss on content tokens (targets that are no sentinel, no EOS and
         no token that the inputs show at the same place) is clearly below the loss of a unigram model;
         ``Result.exit_step`` is the step of pre-training at which that was first measured. Rows where it
-        cannot be measured count as having left: they train on tasks, repeat a few texts, have an objective
-        that only copies, or are not pre-trained.
+        cannot be measured count as having left (``has_plateau``): they train on tasks, memorize a text, have
+        an objective that only copies, or are not pre-trained.
 
         updates: seed -> the number of updates by which the run must have left; other seeds are ignored. By
         default all seeds count, at the end of pre-training.

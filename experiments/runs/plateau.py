@@ -2,17 +2,22 @@
 
 from experiments.study.experiment import Experiment
 
+# Over a text, which teach nearly as much as as many tokens of new text (Muennighoff et al. 2023).
+MAX_PASSES = 4
+
 
 def has_plateau(experiment: Experiment) -> bool:
     """Return whether held-out loss shows if pre-training has learned more than unigram frequencies.
 
-    It does not for a row that trains on tasks beside the corpus, that memorizes a few texts, or that copies.
+    It does not for a row that trains on tasks beside the corpus, that reads a text more often than
+    MAX_PASSES and so memorizes it, or that copies.
     """
     copies = all(
         not denoiser.objective.corruption.hides_tokens and denoiser.objective.sentences == "in-order"
         for denoiser in experiment.objective.denoisers
     )
-    return experiment.mixing.pretraining == "corpus" and not experiment.data.repeats and not copies
+    memorizes = experiment.data.repeats > MAX_PASSES
+    return experiment.mixing.pretraining == "corpus" and not memorizes and not copies
 
 
 def plateau_note(plateau_exit_step: int | None, experiment: Experiment) -> str:

@@ -23,7 +23,7 @@ from experiments.report.metrics import (
 )
 from experiments.report.power import measure_noise, seeds_sheet
 from experiments.report.prediction import combined_scores, read_combined_scores
-from experiments.runs.plateau import plateau_note
+from experiments.runs.plateau import MAX_PASSES, has_plateau, plateau_note
 from experiments.runs.result import Result
 from experiments.runs.task_scores import write_example_values
 from experiments.study.claims import VerdictCounts
@@ -508,6 +508,12 @@ def test_a_row_that_learns_what_held_out_text_does_not_tell_has_no_plateau_to_le
         "",
         "; it has not left the unigram plateau",
     )
+
+
+def test_few_passes_over_a_text_leave_the_plateau_as_new_text_does_and_many_memorize(tmp_path):
+    row = study(tmp_path).experiments[BASE]
+    for passes, has_one in ((0, True), (1, True), (MAX_PASSES, True), (MAX_PASSES + 1, False)):
+        assert has_plateau(change(row, "data.repeats", passes)) == has_one
 
 
 def test_a_run_that_starts_from_a_trained_model_leaves_no_plateau_at_a_step_of_its_own(tmp_path):
