@@ -58,8 +58,10 @@ PARAMETER_AXES: dict[str, str | None] = {
 
 ACTIVATION_AXES: dict[str, str | tuple[str, ...] | None] = {
     "batch": BATCH_MESH_AXES,
-    "length": "sequence",  # positions of queries; each device has all keys and values of its rows, so that
-    "key_length": None,  # attention needs one all-gather and its mask and bias no other device
+    # Queries are split by position. Keys are not: each device has all keys and values of its rows, so that
+    # attention needs one all-gather, and each device computes its mask and bias without the others.
+    "length": "sequence",
+    "key_length": None,
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
@@ -236,7 +238,11 @@ def optimizer_state_shardings(
 
 
 def _distinct_sizes(shape: tuple[int, ...], stacked: bool) -> tuple[int, ...]:
-    """Return distinct sizes in the same order: of equal axes the later grows; layers keep their size."""
+    """Return a size for each axis of ``shape``, all different.
+
+    Axes are visited from the smallest to the largest, and each gets at least 1 more than the one before. The
+    axis of layers, the first if ``stacked``, keeps its size, which the others avoid.
+    """
     sizes, last, layers = list(shape), 0, shape[0] if stacked else 0
     for axis in sorted(range(stacked, len(shape)), key=lambda axis: shape[axis]):
         last = max(shape[axis], last + 1)

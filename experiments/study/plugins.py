@@ -380,7 +380,7 @@ def _extend_choices(added: Mapping[str, Mapping[str, Any]]) -> None:
 def _set_choices(registries: Iterable[str]) -> None:
     """Make the names in these registries, and no others, the choices of the settings that name an entry."""
     from lm.config.layers import MixerConfig, MlpConfig
-    from lm.config.training import OPTIMIZERS, LossConfig, Schedule
+    from lm.config.training import OPTIMIZERS, LossConfig, SharedOptimizerSettings
     from lm.objectives.corruption import NOISES
     from lm.objectives.denoising import Objective
 
@@ -388,7 +388,7 @@ def _set_choices(registries: Iterable[str]) -> None:
     if "NOISES" in changed:
         set_choices(Objective, "noise", NOISES)
     if "OPTIMIZERS" in changed:
-        set_choices(Schedule, "name", OPTIMIZERS)
+        set_choices(SharedOptimizerSettings, "name", OPTIMIZERS)
     if "MIXERS" in changed:
         from lm.nn.mixers import MIXERS
 

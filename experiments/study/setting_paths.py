@@ -34,7 +34,7 @@ from lm.config.layers import (
 )
 from lm.config.memory import MemoryConfig
 from lm.config.mesh import MeshConfig
-from lm.config.model import LoraConfig, ModelConfig, SideConfig, SpecialTokens
+from lm.config.model import EncoderConfig, LoraConfig, ModelConfig, SpecialTokens
 from lm.config.mup import MupConfig
 from lm.config.training import DistillationConfig, GuardConfig, LossConfig, OptimizerConfig
 from lm.config.universal import UniversalConfig
@@ -277,7 +277,7 @@ Changes = TypedDict(
         "model.mup": MupConfig | Change,
         "model.mup.base": int | Change,
         "model.mup.base_d_kv": int | None | Change,
-        "model.encoder": SideConfig | Change,
+        "model.encoder": EncoderConfig | Change,
         "model.encoder.d_ff": int | None | Change,
         "model.encoder.d_kv": int | None | Change,
         "model.encoder.num_heads": int | None | Change,

@@ -107,8 +107,11 @@ LOW_RANK: Condition = {"rank": ABOVE_0}
 
 
 @dataclass(frozen=True)
-class SideConfig:
-    """Sizes of an encoder's blocks where they differ from its decoder's (BART, Marian); None: they do not."""
+class EncoderConfig:
+    """Hold the sizes, activation and windows of an encoder that differ from its decoder's (BART, Marian).
+
+    None, or no windows, means those of the decoder.
+    """
 
     # width of the encoder's feed-forward layer, if other than the decoder's [features]
     d_ff: int | None = None
@@ -222,7 +225,7 @@ class ModelConfig:
     norm: NormConfig = NormConfig()
     output: OutputConfig = OutputConfig()
     mup: MupConfig = MupConfig()
-    encoder: SideConfig = setting(SideConfig(), OWN_ENCODER)
+    encoder: EncoderConfig = setting(EncoderConfig(), OWN_ENCODER)
     funnel: FunnelConfig = setting(FunnelConfig(), OWN_ENCODER)
     lora: LoraConfig = LoraConfig()
     heads: tuple[PretrainingHead, ...] = ()  # heads that are pre-trained with the model
@@ -602,7 +605,7 @@ class ModelConfig:
             raise SettingError(
                 f"model.mlp.activation='none' has no matrix for lora.matrices={self.lora.matrices}"
             )
-        if self.encoder != SideConfig():
+        if self.encoder != EncoderConfig():
             if self.architecture != "encoder-decoder":
                 message = f"model.encoder={self.encoder} needs model.architecture='encoder-decoder'"
                 raise SettingError(f"{message}, not {self.architecture!r}")
@@ -759,9 +762,13 @@ class ModelConfig:
         why = f"model.block={self.block!r} has attentions and convolutions of its own, which do not fit"
         self._require(needed, why, "model.block be 'transformer'")
 
-    def has_product_key_memory(self, crosses: bool) -> bool:
-        """Return whether a stack has a product-key memory; ``crosses``: whether it has cross-attention."""
-        return self.memory.keys > 0 and (crosses or not (self.has_encoder and self.has_decoder))
+    def has_product_key_memory(self, has_cross_attention: bool) -> bool:
+        """Return whether a stack, with or without cross-attention, has a product-key memory.
+
+        Of an encoder-decoder only the decoder has one.
+        """
+        is_encoder_decoder = self.has_encoder and self.has_decoder
+        return self.memory.keys > 0 and (has_cross_attention or not is_encoder_decoder)
 
     def _check_mup(self) -> None:
         """Check that muP has a rule for all parts of the model."""
@@ -801,15 +808,15 @@ class ModelConfig:
         has_heads = self.has_attention_logits or (is_two_stacks and self.cross_attention.kind in BY_HEADS)
         for name in ("saved", "offloaded"):
             tensors = getattr(self.compile, name)
-            setting = f"model.compile.{name}={tensors}"
+            assignment = f"model.compile.{name}={tensors}"
             if not has_heads and (lacking := set(tensors) & set(ATTENTION_TENSORS)):
                 raise SettingError(
-                    f"{setting} has {', '.join(sorted(lacking))}, which model.mixer.kind="
+                    f"{assignment} has {', '.join(sorted(lacking))}, which model.mixer.kind="
                     f"{self.mixer.kind!r} does not compute: leave them out"
                 )
             if self.mlp.activation == "none" and (lacking := set(tensors) & set(MLP_TENSORS)):
                 raise SettingError(
-                    f"{setting} has {', '.join(sorted(lacking))}, and model.mlp.activation='none' leaves "
+                    f"{assignment} has {', '.join(sorted(lacking))}, and model.mlp.activation='none' leaves "
                     "out the feed-forward layer: leave them out"
                 )
 
@@ -864,7 +871,7 @@ class ModelConfig:
         sizes = {path: value for path, value in sizes.items() if value is not None}
         if not sizes:
             return self
-        return changes(replace(self, encoder=SideConfig(layer_windows=own.layer_windows)), sizes)
+        return changes(replace(self, encoder=EncoderConfig(layer_windows=own.layer_windows)), sizes)
 
     def windows(self, side: str) -> tuple[int | None, ...]:
         """Return the window of each layer of the "encoder" or the "decoder" [blocks]; None: it has none."""
@@ -890,7 +897,10 @@ class ModelConfig:
 
     @property
     def base_width(self) -> int:
-        """Return the width by which vectors start: d_model of muP's base, or d_model."""
+        """Return the width that initial standard deviations and fixed scales are computed from.
+
+        It is d_model of muP's base model or, without muP, the model's own.
+        """
         return self.mup.base or self.d_model
 
     @property
@@ -914,7 +924,7 @@ class ModelConfig:
 
     @property
     def state_width(self) -> int:
-        """Return the width of a recurrent state, or of a window's hidden layer [features]."""
+        """Return the width of a recurrent state, or of the hidden layer of the mixer "window" [features]."""
         return self.mixer.width or self.d_model
 
     @property
@@ -951,9 +961,11 @@ class ModelConfig:
         return self.d_model * (1 + ("backward" in self.heads))
 
     def is_bidirectional(self, has_cross_attention: bool) -> bool:
-        """Return whether positions of a stack with or without cross-attention may see later ones too.
+        """Return whether a stack, with or without cross-attention, is built to read in both directions.
 
-        True of a stack that encoder and decoder share.
+        This is also True of a stack that encoder and decoder share, and of a causal encoder. Only the mask of
+        a causal encoder is causal: it keeps the position bias of an encoder, so that its parameters mean the
+        same with either mask.
         """
         if self.has_non_causal_decoder:
             return True

@@ -40,11 +40,17 @@ DECAYS_EVERY: Condition = {"schedule": ("decay-every",)}
 OF_ADAFACTOR: Condition = {"name": ("adafactor",)}
 OF_ADAMW: Condition = {"name": ("adamw", "adamw-relative", "muon")}
 OF_MUON: Condition = {"name": ("muon",)}
+# used by networks only, not by models of counts such as n-grams (``CountsConfig``)
+NETWORK: Condition = {"counts.model": ("none",)}
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """The optimiser's name, and what all optimisers share: learning rate, weight decay and clipping."""
+class SharedOptimizerSettings:
+    """Hold the optimiser's name and the settings that all optimisers share.
+
+    These are the learning rate and its schedule, weight decay, gradient clipping and the moving average of
+    the parameters.
+    """
 
     # optimiser
     name: Literal[
@@ -53,8 +59,9 @@ class Schedule:
         "adamw-relative",
         "muon",
     ] = "adafactor"
-    # learning rate, which multiplies the schedule; a step changes a parameter by about this much (adamw,
-    # muon: root mean square), or by this share of its size (adafactor, adamw-relative)
+    # learning rate, which multiplies the schedule; a step changes a parameter by about this much (adamw), by
+    # about this share of its size (adafactor, adamw-relative), or a matrix by muon_rms times this much (muon:
+    # root mean square)
     learning_rate: float = 1.0
     # learning-rate schedule after the warm-up; warmup-stable-decay is constant, then decays linearly;
     # inverse-sqrt-linear is inverse-sqrt times such a decay (Shazeer 2020: over the last tenth)
@@ -211,7 +218,7 @@ def _multiplies_features(names: tuple[str, ...]) -> bool:
     return names[:1] == ("layers",) and len(own) > 1 and not is_table and not is_of_heads
 
 
-OPTIMIZERS = {  # by ``Schedule.name``
+OPTIMIZERS = {  # by ``SharedOptimizerSettings.name``
     "adafactor": Adafactor,
     "adamw": AdamW,
     "adamw-relative": RelativeAdamW,
@@ -220,12 +227,13 @@ OPTIMIZERS = {  # by ``Schedule.name``
 
 
 # Inherits the settings of all optimisers, so that each has a flat name, such as ``optimizer.beta1``. A new
-# optimiser is a dataclass with ``transform``: first base class here, in OPTIMIZERS and in ``Schedule.name``.
+# optimiser is a dataclass with ``transform``: first base class here, in OPTIMIZERS and in
+# ``SharedOptimizerSettings.name``.
 @dataclass(frozen=True)
 class OptimizerConfig(
     Muon,
     RelativeAdamW,
-    Schedule,
+    SharedOptimizerSettings,
 ):
     """The optimiser and all of its settings: Adafactor as in T5, AdamW, or Muon."""
 
@@ -352,7 +360,8 @@ class CheckpointConfig:
 
     every: int = 5_000  # time between two checkpoints; the last step is always saved [steps]
     keep: int = 3  # number of newest checkpoints to keep [checkpoints]
-    # which value of each score is best: that checkpoint is kept too
+    # whether the lowest or the highest value of a score is best; the best checkpoint by each score is kept
+    # as well as the newest ones
     best: Literal["lowest", "highest"] = "lowest"
     hours: float = 1.0  # keep one checkpoint of each period of this length too; 0: none [hours]
     steps: tuple[int, ...] = ()  # save and evaluate at these steps too, and keep their checkpoints [steps]
@@ -369,16 +378,16 @@ class CheckpointConfig:
 class GuardConfig:
     """How a run reacts to bad updates and to saves that fail.
 
-    A skipped update leaves the parameters and the optimiser's state as they are, bit for bit. Metrics are
-    read with each line of the log and before each checkpoint. A run that should end trains on until then, but
-    saves nothing.
+    A skipped update leaves the parameters and the optimiser's state as they are, bit for bit. Losses and
+    gradient norms of all steps are read only with each line of the log, and before each checkpoint and each
+    evaluation. After a bad update a run therefore goes on until they are read, and then ends without saving.
     """
 
     # whether a loss or gradient that is not finite stops the run or skips the update
     non_finite: Literal["stop", "skip"] = "stop"
     # skip updates whose loss is so many standard deviations above the mean of the last 128; None: no limit
     # [standard deviations]
-    spikes: float | None = setting(None, {"counts.model": ("none",)})
+    spikes: float | None = setting(None, NETWORK)
     in_a_row: int = 10  # number of consecutive skipped updates that ends the run [steps]
     # whether a checkpoint that cannot be saved stops the run, or is retried with the next one
     failed_save: Literal["stop", "retry"] = "stop"

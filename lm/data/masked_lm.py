@@ -1,7 +1,8 @@
 """Rows of encoders: for masked language modeling, on running text or on pairs, and for next-token prediction.
 
-A row of running text is [CLS] text [SEP]; its text continues across documents, with a [SEP] between them
-(RoBERTa's "full sentences": Liu et al. 2019, section 4.2).
+A row of running text is [CLS] text [SEP]. By default its text continues across documents, with a [SEP]
+between them if ``Objective.eos`` is "between-documents" (RoBERTa's "full sentences": Liu et al. 2019, section
+4.2). If ``Objective.documents`` is "apart" a row ends with its document.
 
 A row of a pair is [CLS] A [SEP] B [SEP], where A and B are the two parts of one segment of a document. Half
 of the pairs are changed, and the model classifies which. In next-sentence prediction (Devlin et al. 2019) B
@@ -74,58 +75,60 @@ class MaskedLMRows:
 
     def __call__(self, row_numbers: np.ndarray) -> Batch:
         draws = self.reader.objective.uniforms_per_token + self.paired
-        u = uniforms(self.reader.seed, row_numbers, draws, self.lengths.raw)
+        random_numbers = uniforms(self.reader.seed, row_numbers, draws, self.lengths.raw)
         if self.bounds_likelihood:  # this number decides the share of masked tokens (``Noise.loss_weights``)
-            u[:, 1, 0] = evenly_spread_uniforms(self.reader.seed, row_numbers)
+            random_numbers[:, 1, 0] = evenly_spread_uniforms(self.reader.seed, row_numbers)
         windows = self.reader.find_rows(row_numbers, self.reader.count_segments, self.row_index_key)
-        parts = [self._read_rows(window, u) for window in windows]
+        parts = [self._read_rows(window, random_numbers) for window in windows]
         order = np.argsort(np.concatenate([part.batch_rows for part in parts]))
         rows = UnmaskedRows(*(np.concatenate(values)[order] for values in zip(*parts, strict=True)))
-        batch = self._mask_rows(rows, u[:, : len(u[0]) - self.paired])
+        num_mask_numbers = draws - self.paired  # the last number of a pair is for ``PairSampler.sample``
+        batch = self._mask_rows(rows, random_numbers[:, :num_mask_numbers])
         if not self.paired:
             return batch
         weights = np.ones(len(row_numbers), np.float32)
         labels = rows.changed.astype(np.int32)
         return replace(batch, sentence_labels=labels, sentence_loss_weights=weights)
 
-    def _read_rows(self, window: WindowRows, u: np.ndarray) -> UnmaskedRows:
+    def _read_rows(self, window: WindowRows, random_numbers: np.ndarray) -> UnmaskedRows:
         segments = self.reader.shuffle_segments(window.position)[window.rows]
         pairs = PairSampler(self.reader.read_window(window.position), self.lengths.raw)
         if self.paired:
-            pair, changed = pairs.sample(segments, u[window.batch_rows, -1])
+            pair, changed = pairs.sample(segments, random_numbers[window.batch_rows, -1])
         else:
             pair, changed = pairs.single(segments), np.zeros(len(segments), bool)
         return UnmaskedRows(pairs.read(pair), pair.lengths, changed, window.batch_rows)
 
-    def _noise(self, rows: UnmaskedRows, u: np.ndarray) -> np.ndarray:
+    def _noise(self, rows: UnmaskedRows, random_numbers: np.ndarray) -> np.ndarray:
         """Return the corruption mask, bool [B,raw].
 
         A [SEP] between documents is not masked, unless the loss bounds the likelihood of the whole text.
         """
         objective, tokenizer, starts = self.reader.objective, self.reader.tokenizer, None
         text = rows.text
-        between = text == tokenizer.sep
+        is_separator = text == tokenizer.sep  # [SEP] between documents
         if objective.corruption.needs_word_starts:
             # Each segment and each document begins with a word start.
-            second = np.arange(self.lengths.raw) == rows.lengths[:, :1]
-            starts = tokenizer.word_starts[text] | second | between
-            starts[:, 1:] |= between[:, :-1]
+            begins_second = np.arange(self.lengths.raw) == rows.lengths[:, :1]  # the second segment
+            starts = tokenizer.word_starts[text] | begins_second | is_separator
+            starts[:, 1:] |= is_separator[:, :-1]
         lengths = rows.lengths.sum(1)
         if objective.corruption.needs_collocations:
             assert starts is not None and self.reader.collocations is not None
-            breaks = second | between | (np.arange(self.lengths.raw) == lengths[:, None])
-            starts = self.reader.collocations.unit_starts(text, starts, breaks, u[:, 1])
-        mask = objective.draw_noise(CorruptionInputs(lengths, u, 0, starts))
+            breaks = begins_second | is_separator | (np.arange(self.lengths.raw) == lengths[:, None])
+            starts = self.reader.collocations.unit_starts(text, starts, breaks, random_numbers[:, 1])
+        mask = objective.draw_noise(CorruptionInputs(lengths, random_numbers, 0, starts))
         if not self.bounds_likelihood:
-            mask &= ~between
+            mask &= ~is_separator
         return mask & length_mask(lengths, self.lengths.raw)
 
-    def _mask_rows(self, rows: UnmaskedRows, u: np.ndarray) -> Batch:
+    def _mask_rows(self, rows: UnmaskedRows, random_numbers: np.ndarray) -> Batch:
         """Return the batch of masked rows, with [CLS] and [SEP] around their segments."""
         objective, tokenizer, paired = self.reader.objective, self.reader.tokenizer, self.paired
         text, first_length = rows.text, rows.lengths[:, :1]
-        noise = self._noise(rows, u)
-        visible = INPUTS[objective.inputs].apply(objective, text, noise, u[:, -1], tokenizer).tokens
+        noise = self._noise(rows, random_numbers)
+        format_uniforms = random_numbers[:, -1]
+        visible = INPUTS[objective.inputs].apply(objective, text, noise, format_uniforms, tokenizer).tokens
         positions = np.arange(self.lengths.inputs)
         in_second = paired & (positions > first_length + 1)
         end = rows.lengths.sum(1)[:, None] + 1 + paired  # position of the last [SEP]
@@ -136,12 +139,12 @@ class MaskedLMRows:
         source = np.clip(positions - 1 - in_second, 0, self.lengths.raw - 1)  # index in the text
         order = None
         if objective.targets == "permuted":
-            order = np.take_along_axis(prediction_order(noise, u[:, -1]), source, axis=1) * is_text
+            order = np.take_along_axis(prediction_order(noise, format_uniforms), source, axis=1) * is_text
         visible, text, noise = (np.take_along_axis(array, source, axis=1) for array in (visible, text, noise))
         loss_weights, num_loss_tokens = (is_text & noise).astype(np.float32), None
         if objective.corruption.loss_weights is not None:
             lengths = rows.lengths.sum(1)
-            loss_weights *= objective.corruption.loss_weights(lengths, u)[:, None]
+            loss_weights *= objective.corruption.loss_weights(lengths, random_numbers)[:, None]
             num_loss_tokens = lengths.astype(np.float32)
         side = Side(
             tokens=np.where(is_text, visible, special).astype(np.int32),
@@ -188,7 +191,7 @@ class NextTokenRows(MaskedLMRows):
             )
         )
 
-    def _noise(self, rows: UnmaskedRows, _u: np.ndarray) -> np.ndarray:
+    def _noise(self, rows: UnmaskedRows, _random_numbers: np.ndarray) -> np.ndarray:
         return np.zeros(rows.text.shape, bool)
 
 
@@ -221,37 +224,40 @@ class PairSampler:
             first = np.where(positions < pair.lengths[:, :1], first, second)
         return self.window.text.read(first + positions)
 
-    def sample(self, segments: np.ndarray, u: np.ndarray) -> tuple[SegmentPair, np.ndarray]:
+    def sample(self, segments: np.ndarray, pair_uniforms: np.ndarray) -> tuple[SegmentPair, np.ndarray]:
         """Return a pair made of each segment [B], and whether the pair is changed, bool [B].
 
-        The uniform numbers u [B,4 or more] of a pair decide, in this order, where its segment is split,
-        whether the pair is changed, which segment its second part is then taken from, and where that segment
-        is split. The label of changed pairs is 1, as in BERT's code, where 0 means "is next".
+        The first four ``pair_uniforms`` [B,4 or more] of a pair decide, in this order, where its segment is
+        split, whether the pair is changed, which segment its second part is then taken from, and where that
+        segment is split. The label of changed pairs is 1, as in BERT's code, where 0 means "is next".
         """
         if self.window.objective.pairs == "next-single-sentence":
-            return self._sample_sentences(segments, u)
+            return self._sample_sentences(segments, pair_uniforms)
         start, length = self.window.segments.starts[segments], self.window.segments.lengths[segments]
-        split, changed = self._split_points(segments, u[:, 0]), u[:, 1] < CHANGED
+        split = self._split_points(segments, pair_uniforms[:, 0])
+        changed = pair_uniforms[:, 1] < CHANGED
         starts = np.stack([start, start + split], axis=1)
         lengths = np.stack([split, length - split], axis=1)
         if self.window.objective.pairs == "sentence-order":
             swap = np.where(changed[:, None], [1, 0], [0, 1])
             swapped = (np.take_along_axis(values, swap, axis=1) for values in (starts, lengths))
             return SegmentPair(*swapped), changed
-        random_start, length_there = self._other_document(segments, u[:, 2:])
+        random_start, length_there = self._other_document(segments, pair_uniforms[:, 2:])
         starts[:, 1] = np.where(changed, random_start, starts[:, 1])
         # Unchanged pairs are cut to this length too, or short second parts would give away changed pairs.
         lengths[:, 1] = np.minimum(lengths[:, 1], length_there)
         return SegmentPair(starts, lengths), changed
 
-    def _sample_sentences(self, segments: np.ndarray, u: np.ndarray) -> tuple[SegmentPair, np.ndarray]:
+    def _sample_sentences(
+        self, segments: np.ndarray, pair_uniforms: np.ndarray
+    ) -> tuple[SegmentPair, np.ndarray]:
         """Return ``sample`` of segments of two sentences; too long pairs lose tokens at both ends."""
         all_segments, sentences = self.window.segments, self.window.sentences
         # of all segments of the window
         second_starts = sentences[np.searchsorted(sentences, all_segments.starts, side="right")]
         second_lengths = all_segments.starts + all_segments.lengths - second_starts
-        changed = u[:, 1] < CHANGED
-        second_from = np.where(changed, self._other_segment(segments, u[:, 2]), segments)
+        changed = pair_uniforms[:, 1] < CHANGED
+        second_from = np.where(changed, self._other_segment(segments, pair_uniforms[:, 2]), segments)
         first_start, first_end = all_segments.starts[segments], second_starts[segments]
         first_length, second_length = first_end - first_start, second_lengths[second_from]
         # The second sentence gets what the first leaves, at least half; the first then loses its beginning.

@@ -151,7 +151,7 @@ def make_packed_batch(
     ``inputs`` and ``targets`` include EOS if there is one; ``rows`` [examples], ascending, is the row of each
     example. ``loss`` says which tokens of a decoder without an encoder have a loss weight. An encoder's
     examples are each padded to a multiple of ``pad_to_multiple_of`` tokens, so that they begin at such
-    multiples; padding ends with the row.
+    multiples, but none beyond the length of a whole row.
     """
     if architecture in ENCODER_DECODERS:
         packed = _pack(inputs, rows, (batch_size, lengths.inputs), pad_to_multiple_of)

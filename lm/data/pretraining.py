@@ -238,7 +238,7 @@ def denoise(
     if objective.corruption.replaces_text:
         tokens = random_tokens(random_numbers[:, 0], tokenizer)
         text = text._replace(tokens=tokens, content=np.zeros_like(text.content))
-    tokens, lengths, is_text_token = text
+    tokens, lengths, is_content = text
     is_token, order = text.mask, None
     eos = tokenizer.eos if objective.eos_after_each_example else None
     if objective.sentences != "in-order":
@@ -248,7 +248,7 @@ def denoise(
             order = rotation(lengths, random_numbers[:, -1])
         random_numbers = random_numbers[:, :-1]  # without those for the order
         tokens = np.take_along_axis(tokens, order, axis=1)
-        is_text_token = np.take_along_axis(is_text_token, order, axis=1)
+        is_content = np.take_along_axis(is_content, order, axis=1)
     target_uniforms = random_numbers[:, -1]  # read only if the format of the targets is random
     if objective.targets_format.uniforms_per_token:
         random_numbers = random_numbers[:, :-1]
@@ -256,13 +256,13 @@ def denoise(
         # Before each token there is a slot for a mask: ``source`` and ``keep`` are [B,2L], ``noise`` [B,L].
         source, keep, noise = objective.corruption.infill(objective, lengths, random_numbers)
         shown = np.where(source < 0, tokenizer.mask, np.take_along_axis(tokens, source, axis=1))
-        shows_content = (source >= 0) & np.take_along_axis(is_text_token, source, axis=1)
-        inputs = _keep_tokens(shown, keep, shows_content, eos)
+        content_in_slots = (source >= 0) & np.take_along_axis(is_content, source, axis=1)
+        inputs = _keep_tokens(shown, keep, content_in_slots, eos)
     else:
         word_starts = tokenizer.word_starts[tokens] if objective.corruption.needs_word_starts else None
         if objective.corruption.needs_collocations:
             assert word_starts is not None and collocations is not None
-            breaks = ~(is_token & is_text_token)  # EOS, and what follows the text
+            breaks = ~(is_token & is_content)  # EOS, and what follows the text
             word_starts = collocations.unit_starts(tokens, word_starts, breaks, random_numbers[:, 1])
         num_sentinels = tokenizer.num_sentinels - reserved_sentinels
         texts = CorruptionInputs(lengths, random_numbers, num_sentinels, word_starts)
@@ -273,7 +273,7 @@ def denoise(
             # No token is masked, but the order has changed: no target counts as visible at its own position.
             noise = np.ones_like(noise)
         inputs_eos = eos if objective.has_inputs and inputs_format.ends_with_eos else None
-        inputs = _keep_formatted(formatted, is_token, is_text_token & ~noise, inputs_eos)
+        inputs = _keep_formatted(formatted, is_token, is_content & ~noise, inputs_eos)
     if order is not None:  # targets keep the order of the text
         noise_in_text_order = np.empty_like(noise)
         np.put_along_axis(noise_in_text_order, order, noise, axis=1)
@@ -566,10 +566,13 @@ class DenoiserMixtureRows(PickledWithoutCache):
     def __call__(self, row_numbers: np.ndarray) -> Batch:
         """Return the batch of the rows with these ``row_numbers``, int64 [B]; each chooses its denoiser."""
         chosen = self.choose(row_numbers)
-        rows = [np.flatnonzero(chosen == index) for index in range(len(self.parts))]
-        made = [self.denoiser_batch(index, row_numbers[some]) for index, some in enumerate(rows) if len(some)]
-        order = np.argsort(np.concatenate(rows), kind="stable")
-        return concatenate(made).map(lambda values: values[order])
+        rows_of_denoiser = [np.flatnonzero(chosen == index) for index in range(len(self.parts))]
+        batches = []
+        for index, rows in enumerate(rows_of_denoiser):
+            if len(rows):
+                batches.append(self.denoiser_batch(index, row_numbers[rows]))
+        order = np.argsort(np.concatenate(rows_of_denoiser), kind="stable")  # back to that of ``row_numbers``
+        return concatenate(batches).map(lambda values: values[order])
 
     def denoiser_batch(self, index: int, row_numbers: np.ndarray) -> Batch:
         """Return a batch of rows of one denoiser, padded to the lengths of the mixture's rows."""

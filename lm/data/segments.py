@@ -21,10 +21,12 @@ from lm.objectives.formatting import sentence_starts
 from lm.tokenizers.tokenizer import Tokenizer
 
 UNPACKED_ROWS = "segments"  # the row index key if each row holds one segment; packed rows have other keys
-LENGTH_UNIFORMS_BIT = (
-    1 << 41
-)  # set in the keys of ``length_uniforms``, clear in those of 512 epochs' shuffles
-EXAMPLE_BITS = 24  # of a key, in which the examples of a window are counted
+# Bit that is set in the keys of ``length_uniforms``. It is clear in the keys by which windows are shuffled in
+# the first 512 epochs (``WindowPosition.order_key``), so that the two draw different random numbers.
+LENGTH_UNIFORMS_BIT = 1 << 41
+# Number of the lowest bits of an example's key, which count the examples of a window
+# (``WindowPosition.first_example_key``).
+EXAMPLE_BITS = 24
 CACHED_WINDOWS = 2  # per stream: the ones read last
 
 

@@ -94,16 +94,18 @@ class Noise(NamedTuple):
     mask: Callable[[CorruptionConfig, CorruptionInputs], np.ndarray]
     # (config, lengths [B], uniforms [B,R,L]) -> Infilling, for noise that also inserts mask tokens
     infill: Callable[[CorruptionConfig, np.ndarray, np.ndarray], Infilling] | None = None
-    # (config, lengths [B], length_uniforms [B]) -> NoiseCounts. ``length_uniforms`` is ``uniforms[:, 0, 0]``,
-    # the one random number of each text that the counts may depend on: to pack texts by their lengths after
-    # corruption, it is drawn before all others. None: the counts depend on more random numbers
+    # (config, lengths [B], length_uniforms [B]) -> NoiseCounts. Texts are packed before they are corrupted,
+    # and packing needs their lengths after corruption. One random number per text is therefore drawn first:
+    # ``length_uniforms``, which later becomes ``uniforms[:, 0, 0]``. The counts may depend on no other random
+    # number. None: they depend on others too
     counts: Callable[[CorruptionConfig, np.ndarray, np.ndarray], NoiseCounts] | None = None
     uniforms_per_token: int = 1  # R
     needs_word_starts: bool = False
     # words of a collocation are treated as one; ``uniforms[:, 1]`` decides between collocations that overlap
     needs_collocations: bool = False
-    # this noise splits a text or hides all of it, so that each text should come from one document. A causal
-    # LM ignores this: it hides everything, and still concatenates documents
+    # each text should come from one document, since this noise splits a text into parts or hides it all. A
+    # causal LM is the exception: it hides everything, and its documents may still be concatenated
+    # (``Objective.concatenates``)
     per_document: bool = False
     # random tokens replace the text before it is formatted (the copying task), drawn by ``uniforms[:, 0]``
     replaces_text: bool = False

@@ -72,15 +72,18 @@ def _unless_mixture(*alternatives: Condition) -> tuple[Condition, ...]:
     return tuple(no_mixture | each for each in alternatives or ({},))
 
 
+# A tuple of conditions holds if one of them does. A condition holds if each of its settings has one of the
+# values.
+
 # All objectives but a causal LM, which has no inputs (``Objective.has_inputs``) and one format of targets.
 WITH_INPUTS: tuple[Condition, ...] = (
     {"noise": Values(exclude=("everything",))},
     {"inputs": Values(exclude=("drop",))},
 )
+_NOISES_ACROSS_DOCUMENTS = tuple(name for name, noise in NOISES.items() if not noise.per_document)
 # Objectives whose documents may be concatenated, so that EOS can separate them (``Objective.concatenates``).
 _MAY_CONCATENATE: tuple[Condition, ...] = (
-    {"noise": Values(tuple(name for name, noise in NOISES.items() if not noise.per_document))}
-    | {"pairs": ("none",)},
+    {"noise": Values(_NOISES_ACROSS_DOCUMENTS), "pairs": ("none",)},
     {"noise": ("everything",), "inputs": ("drop",)},
 )
 CONCATENATED: tuple[Condition, ...] = tuple(
@@ -300,6 +303,8 @@ OBJECTIVES = {
     "prefix-lm": Objective(noise="suffix", inputs="drop", targets="drop"),
     "language-model": _CAUSAL_LM,  # of the T5 paper's tables
     "causal-lm": replace(_CAUSAL_LM, eos="between-documents"),
+    # BART's own objective, which also permutes sentences (Lewis et al. 2020, section 5.1).
+    # Infilling alone has ``sentences`` "in-order".
     "text-infilling": replace(_INFILLING, eos="between-documents"),
     "token-deletion": replace(_BART, inputs="drop"),
     "document-rotation": replace(_BART, noise="none", sentences="rotated"),
@@ -393,9 +398,9 @@ def corrupted_lengths(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the most input tokens and target tokens that texts of these lengths may have, int [B] each.
 
-    These upper bounds are exact for most noise (``NoiseCounts``). One token is counted for EOS unless ``eos``
-    is "none" or, of inputs, their format has an end of its own. With "between-documents" it is counted too,
-    although examples end without EOS then: this token of the room stays unused.
+    They are upper bounds, since ``NoiseCounts`` are. Both count one token for EOS, unless ``eos`` is "none";
+    the inputs count none if their format has an end of its own (``Format.ends_with_eos``). With
+    "between-documents" no example ends with EOS; the token is counted all the same, and never used.
 
     Only for noise with ``counts``, whose lengths depend on one random number per text, ``length_uniforms``
     [B].

@@ -135,15 +135,21 @@ def _mask(
     _uniforms: np.ndarray,
     tokenizer: Tokenizer,
 ) -> Formatted:
+    """Replace each noise token by the mask token."""
     return Formatted(np.where(noise, np.int32(tokenizer.mask), tokens), np.ones_like(noise))
 
 
 def _mask_or_random(
     config: FormatConfig, tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
 ) -> Formatted:
+    """Replace the share ``random_share`` of the noise tokens by random tokens, the others by the mask token.
+
+    Random tokens are uniform over all ids from ``first_regular_id`` on, sentinels included, as in T5's code.
+    """
     if config.random_share == 0:
         return _mask(config, tokens, noise, uniforms, tokenizer)
     first = tokenizer.first_regular_id
+    # A uniform number below ``random_share`` is uniform there: divided by it, it picks the token.
     random_token = first + (uniforms / config.random_share * (tokenizer.vocab_size - first)).astype(np.int32)
     replacement = np.where(uniforms < config.random_share, random_token, tokenizer.mask)
     return Formatted(np.where(noise, replacement, tokens), np.ones_like(noise))
@@ -152,6 +158,10 @@ def _mask_or_random(
 def _mask_random_or_same(
     config: FormatConfig, tokens: np.ndarray, noise: np.ndarray, uniforms: np.ndarray, tokenizer: Tokenizer
 ) -> Formatted:
+    """Leave the share ``same_share`` of the noise tokens as they are.
+
+    The share ``random_share`` of them is replaced by random tokens, and the others by the mask token.
+    """
     changes = noise & (uniforms < 1 - config.same_share)
     return _mask_or_random(config, tokens, changes, uniforms, tokenizer)
 

@@ -281,7 +281,10 @@ def _masked_token_loss(
 ) -> LossAndSums:
     """Return the loss of masked tokens, from an encoder's last hidden states x [B,T,D].
 
-    Logits are computed at the masked positions only, unless a row has more than MAX_MASKED_SHARE of them.
+    Logits are computed at the share MAX_MASKED_SHARE of each row's positions, the masked ones among them. If
+    any row of the batch has more masked positions, they are computed at all positions. The loss, z-loss and
+    accuracy of an objective that bounds the likelihood are per token of the text, not per masked token
+    (``Batch.num_loss_tokens``).
     """
     side, weights = batch.side("encoder"), batch.side("encoder").loss_weights
     max_masked = ceil(MAX_MASKED_SHARE * weights.shape[1])

@@ -12,7 +12,7 @@ from lm.batch import Batch, Side
 from lm.config.attention import RotaryConfig, SparsityConfig
 from lm.config.base import SettingError, change, changes
 from lm.config.layers import AttentionConfig, MlpConfig, OutputConfig, PositionsConfig
-from lm.config.model import ModelConfig, SideConfig
+from lm.config.model import EncoderConfig, ModelConfig
 from lm.convert.config_json import config_json, model_config
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
@@ -134,7 +134,7 @@ def test_values_have_a_width_of_their_own_in_kernels_and_cache():
 
 def test_an_encoder_whose_heads_are_narrower_may_have_the_decoders_values():
     config = changes(
-        BASE, {"architecture": "encoder-decoder", "attention.d_v": 6, "encoder": SideConfig(d_kv=2)}
+        BASE, {"architecture": "encoder-decoder", "attention.d_v": 6, "encoder": EncoderConfig(d_kv=2)}
     )
     batch = Batch(encoder=Side(tokens=TOKENS), decoder=Side(tokens=TOKENS))
     assert np.isfinite(jax.jit(Transformer.__call__)(made(config), batch)).all()
@@ -241,7 +241,7 @@ def test_tokens_are_projected_before_positions_are_added_and_states_back_without
             "sparsity.layer_windows has 4 windows.*num_encoder_layers=3",
         ),
         (
-            {"architecture": "encoder-decoder", "encoder": SideConfig(layer_windows=(1, None))},
+            {"architecture": "encoder-decoder", "encoder": EncoderConfig(layer_windows=(1, None))},
             "encoder.layer_windows has 2 windows.*num_encoder_layers=4",
         ),
         ({"attention.query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0"),

@@ -32,7 +32,7 @@ from lm.batch import Batch, Side
 from lm.config import base
 from lm.config.base import SettingError, from_json, set_choices, to_json
 from lm.config.layers import MlpConfig
-from lm.config.training import OPTIMIZERS, LossConfig, Schedule
+from lm.config.training import OPTIMIZERS, LossConfig, SharedOptimizerSettings
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task_files import TEXT_METRICS
 from lm.nn.layers import ACTIVATIONS
@@ -82,7 +82,7 @@ def loads(tmp_path, monkeypatch, restored_registry):
         table.clear()
         table |= before[name]
     set_choices(Objective, "noise", NOISES)
-    set_choices(Schedule, "name", OPTIMIZERS)
+    set_choices(SharedOptimizerSettings, "name", OPTIMIZERS)
     set_choices(MlpConfig, "activation", ACTIVATIONS | {"none": None})
     set_choices(LossConfig, "name", {"cross-entropy": None})
     base._ADDED.clear()
