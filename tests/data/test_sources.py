@@ -1,5 +1,6 @@
 """Corpora and benchmarks as random-access sequences, and what is said when they are missing."""
 
+import itertools
 import json
 import pickle
 import re
@@ -17,8 +18,18 @@ from lm.config.base import SettingError
 from lm.data.corpus import readers, spec
 from lm.data.corpus import tfds as rows
 from lm.data.corpus.files import file_shards
-from lm.data.corpus.shards import choose_window_bytes, corpus_fingerprint, iter_documents, split_shards
+from lm.data.corpus.readers import FILE_ENDINGS
+from lm.data.corpus.sampler import CorpusSampler, choose_num_streams
+from lm.data.corpus.shards import (
+    MAX_IMBALANCE,
+    choose_window_bytes,
+    corpus_fingerprint,
+    iter_documents,
+    split_shards,
+)
 from lm.data.corpus.tfds import prepared_rows, tfds_folders
+from lm.data.corpus.token_cache import make_encoded_corpus
+from lm.tokenizers.sentencepiece import ByteTokenizer
 
 TFDS = SHARED / "data" / "tfds"
 needs_data = pytest.mark.skipif(not TFDS.exists(), reason="no prepared data")
@@ -337,3 +348,37 @@ def test_no_text_that_is_held_out_is_trained_on_and_none_is_lost_however_many_st
     assert held_out
     for streams in (1, 3, 8):
         assert sorted(lines("train", streams) + held_out) == sorted(numbers.tolist())
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+@pytest.mark.parametrize("sizes", [(1_600, 8), (700, 700, 700), (1_500, *[5] * 30), (200, 3, 90, 40, 1, 1)])
+def test_every_stream_of_files_of_any_sizes_has_about_as_much_text_and_each_document_is_read_once(
+    kind, sizes, tmp_path
+):
+    """Else the few documents of a small file fill a share of every batch, or a stream has none."""
+    number = itertools.count()
+    for name, kilobytes in enumerate(sizes):
+        texts = [f"{next(number)} is the number of a line of some words. " * 8 for _ in range(kilobytes * 3)]
+        lines = "\n\n".join(texts) if kind == "text" else "\n".join(json.dumps({"text": x}) for x in texts)
+        (tmp_path / f"{name}{FILE_ENDINGS[kind][0]}").write_text(lines)
+    shards = file_shards(kind, str(tmp_path), "train")
+    num_streams = choose_num_streams(0, 16, sum(shard.size for shard in shards))
+    corpus = make_encoded_corpus(shards, ByteTokenizer(0), tmp_path / "cache", num_streams)
+    sampler = CorpusSampler(corpus, num_streams, 0)
+    streams = []
+    for stream in range(num_streams):
+        shards_of_stream = [corpus.shards[index] for index in sampler.shard_order(stream, 0)]
+        windows = itertools.chain(*(windows_of(shard, corpus.window_bytes) for shard in shards_of_stream))
+        streams.append("\n".join(itertools.chain(*windows)))
+    assert min(map(len, streams)) * MAX_IMBALANCE >= sum(map(len, streams)) / num_streams
+    found = re.findall(r"(\d+) is", "\n".join(streams))
+    expected = re.findall(r"(\d+) is", "\n".join(iter_documents(shards)))
+    assert sorted(found) == sorted(expected) and found
+
+
+def windows_of(shard, window_bytes):
+    """Yield the documents of each window of a shard."""
+    for number in itertools.count():
+        if (window := shard.read(number, window_bytes)) is None:
+            return
+        yield window.documents

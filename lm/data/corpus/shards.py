@@ -6,6 +6,8 @@ encoded and cached; its contents depend only on its shard, its number and the si
 
 import functools
 import hashlib
+import heapq
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,6 +33,9 @@ from lm.data.corpus.tfds import (
 # The minimum holds even if a stream then has fewer windows than MIN_WINDOWS_PER_STREAM.
 MAX_WINDOW_BYTES, MIN_WINDOW_BYTES = 1 << 23, 1 << 16
 MIN_WINDOWS_PER_STREAM = 4  # of a small corpus
+# A stream of a corpus may have this factor less text than the mean. If one has still less, the corpus is read
+# once and its windows are dealt to the streams evenly, unless it is too large or has too many shards.
+MAX_IMBALANCE, MAX_DEALT_BYTES, MAX_DEALT_SHARDS = 4, 1 << 30, 1_000
 DIGEST_THREADS = 32  # files whose ends are read in parallel
 SAMPLE_STREAMS = 16  # windows of a sample are as large as if so many streams read the corpus
 HELD_OUT_SHARE = 0.05  # of the documents, where no validation split is named
@@ -95,6 +100,34 @@ class StridedShard:
 
 
 @dataclass(frozen=True)
+class WindowsShard:
+    """Read chosen windows of other shards as a shard. Its windows have a size of their own."""
+
+    windows: tuple[tuple[Shard, int], ...]  # shard and index of the window in it
+    window_bytes: int  # of these windows, whatever ``read`` is asked for
+    size: int  # characters of their text
+
+    @property
+    def name(self) -> str:
+        names = dict.fromkeys(shard.name for shard, _ in self.windows)
+        return f"{len(self.windows)} windows of {', '.join(names)}"
+
+    @property
+    def fingerprint(self) -> str:
+        shards = {id(shard): shard for shard, _ in self.windows}  # each once, since its files are read
+        fingerprints = {key: shard.fingerprint for key, shard in shards.items()}
+        windows = [f"{fingerprints[id(shard)]} {index}" for shard, index in self.windows]
+        return f"{'; '.join(windows)} in windows of {self.window_bytes}"
+
+    def read(self, window: int, window_bytes: int) -> WindowText | None:
+        del window_bytes
+        if window >= len(self.windows):
+            return None
+        shard, index = self.windows[window]
+        return shard.read(index, self.window_bytes)
+
+
+@dataclass(frozen=True)
 class InMemoryShard:
     """Serve documents in memory as a shard."""
 
@@ -147,6 +180,54 @@ def split_shards(shards: Sequence[Shard], num_streams: int) -> list[Shard]:
     if stride <= 1:
         return [*shards]
     return [StridedShard(shard, start, stride) for shard in shards for start in range(stride)]
+
+
+def shards_for_streams(shards: Sequence[Shard], num_streams: int, window_bytes: int) -> list[Shard]:
+    """Return at least as many shards as streams, such that no stream has far less text than another.
+
+    All streams read at the same rate, so the few documents of a small stream would be seen again and again.
+    ``split_shards`` divides shards of about equal size. If sizes differ a lot, each stream gets a shard of
+    windows with about as much text as the others; for this, all of the corpus is read. A corpus of more than
+    MAX_DEALT_BYTES or MAX_DEALT_SHARDS is always divided by ``split_shards``.
+    """
+    parts = split_shards(shards, num_streams)
+    total = sum(shard.size for shard in shards)
+    smallest_stream = sum(sorted(part.size for part in parts)[: len(parts) // num_streams])
+    is_balanced = smallest_stream * num_streams * MAX_IMBALANCE >= total
+    if is_balanced or total > MAX_DEALT_BYTES or len(parts) > MAX_DEALT_SHARDS:
+        return parts
+    windows = _sized_windows(shards, window_bytes)
+    while len(windows) < num_streams and window_bytes > 1:
+        window_bytes //= 2
+        windows = _sized_windows(shards, window_bytes)
+    return _deal_windows(windows, num_streams, window_bytes)
+
+
+def _sized_windows(shards: Sequence[Shard], window_bytes: int) -> list[tuple[int, Shard, int]]:
+    """Return (characters, shard, index in the shard) of each window that has text."""
+    windows = list[tuple[int, Shard, int]]()
+    for shard in shards:
+        for index in itertools.count():
+            text = shard.read(index, window_bytes)
+            if text is None:
+                break
+            if text.documents:
+                windows.append((sum(map(len, text.documents)), shard, index))
+    return windows
+
+
+def _deal_windows(
+    windows: Sequence[tuple[int, Shard, int]], num_streams: int, window_bytes: int
+) -> list[Shard]:
+    """Return a shard for each stream: each window, the largest first, goes to the stream with least text."""
+    streams = [(0, stream) for stream in range(num_streams)]  # a heap of (characters, stream)
+    dealt: list[list[tuple[Shard, int]]] = [[] for _ in streams]
+    for characters, shard, index in sorted(windows, key=lambda window: -window[0]):
+        size, stream = streams[0]
+        heapq.heapreplace(streams, (size + characters, stream))
+        dealt[stream].append((shard, index))
+    sizes = {stream: size for size, stream in streams}
+    return [WindowsShard(tuple(found), window_bytes, sizes[stream]) for stream, found in enumerate(dealt)]
 
 
 def iter_documents(shards: Sequence[Shard]) -> Iterator[str]:

@@ -19,7 +19,13 @@ from typing import NamedTuple
 import numpy as np
 
 from lm.config.base import DataError
-from lm.data.corpus.shards import InMemoryShard, Shard, choose_window_bytes, shard_fingerprints, split_shards
+from lm.data.corpus.shards import (
+    InMemoryShard,
+    Shard,
+    choose_window_bytes,
+    shard_fingerprints,
+    shards_for_streams,
+)
 from lm.data.corpus.tfds import OnCorrupt
 from lm.files import atomic_file, locked_if_possible, name_file_in_errors
 from lm.tokenizers.tokenizer import Tokenizer
@@ -159,10 +165,10 @@ def token_cache_bytes(folder: Path) -> int:
 def make_encoded_corpus(
     shards: Sequence[Shard], tokenizer: Tokenizer, folder: Path, num_streams: int
 ) -> EncodedCorpus:
-    """Return the corpus of ``shards``, split so that ``num_streams`` streams can read it; encodes nothing."""
+    """Return the corpus of ``shards``, divided among ``num_streams`` streams; encodes nothing."""
     window_bytes = choose_window_bytes(shards, num_streams)
-    split = tuple(split_shards(shards, num_streams))
-    return EncodedCorpus(split, tokenizer, Path(folder), window_bytes, num_streams)
+    divided = tuple(shards_for_streams(shards, num_streams, window_bytes))
+    return EncodedCorpus(divided, tokenizer, Path(folder), window_bytes, num_streams)
 
 
 def in_memory_corpus(
