@@ -86,6 +86,12 @@ def test_the_loss_against_a_teacher_is_the_cross_entropy_at_the_temperature_time
     assert np.isfinite(gradient).all() and not gradient[weights == 0].any()
 
 
+def test_a_zero_vector_has_no_direction_and_so_distance_1_and_gradient_0():
+    x, teacher, weights = jnp.zeros((1, 1, 3)), random(1, 1, 3), jnp.ones((1, 1))
+    (distance, _), gradient = jax.value_and_grad(cosine_distance, has_aux=True)(x, teacher, weights)
+    assert distance == 1 and not gradient.any()
+
+
 def test_losses_of_micro_batches_add_up_and_large_logits_stay_finite():
     logits, targets, weights = 1e4 * random(4, 3, 7), jnp.arange(12).reshape(4, 3) % 7, jnp.ones((4, 3))
     loss = partial(cross_entropy, z_loss=1e-4, label_smoothing=0.0)
