@@ -508,7 +508,7 @@ PRESETS = {
     "gpt3": _sized(_GPT3, 96, 12_288, 96),
     "starcoder": _sized(_BIGCODE, 40, 6_144, 48),
     "santacoder": _sized(
-        changes(_BIGCODE, {"vocab_size": 49_280, "positions.max_length": 2_048}), 24, 2_048, 16
+        _family(_BIGCODE, 49_280, (0, 49_152, None), {"positions.max_length": 2_048}), 24, 2_048, 16
     ),
     "gpt-neo-125m": _sized(_GPT_NEO, 12, 768, 12, {"sparsity": _alternating(12)}),
     "gpt-neo-1.3b": _sized(_GPT_NEO, 24, 2_048, 16, {"sparsity": _alternating(24)}),
