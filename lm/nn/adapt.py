@@ -1,11 +1,11 @@
-"""A model's weights as the start of a model of other stacks.
+"""Start a model from the weights of one with another architecture, or with more layers.
 
-* A decoder's for both stacks of an encoder-decoder. Cross-attention starts as the decoder's self-attention
-  (T5Gemma, Zhang et al. 2025b, section 3), or is it (merged: T5Gemma 2).
-* An encoder's for encoder and decoder, whose cross-attention is random (Rothe et al. 2020, section 3:
-  BERT2BERT; with one stack for both BERTShare).
-* A decoder's for an encoder, an encoder's for a decoder: the same blocks with another mask.
-* A model's for one of fewer layers, which are some of its own (DistilBERT, Sanh et al. 2019, section 2).
+* A decoder starts both stacks of an encoder-decoder. Cross-attention starts as the decoder's self-attention
+  (T5Gemma, Zhang et al. 2025b, section 3), or is part of it (merged: T5Gemma 2).
+* An encoder starts both stacks of an encoder-decoder, whose cross-attention is random (Rothe et al. 2020,
+  section 3: BERT2BERT; with one stack for both BERTShare).
+* A decoder starts an encoder, and an encoder a decoder: the same blocks with another mask.
+* A model starts one of fewer layers, which are some of its own (DistilBERT, Sanh et al. 2019, section 3).
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,6 +31,7 @@ CROSS_PARTS = {
     "cross_norm": "attention_norm",
     "cross_scale": "attention_scale",
     "cross_output_norm": "attention_output_norm",
+    "cross_gate": "attention_gate",
 }
 
 
@@ -40,14 +41,16 @@ class Origin:
 
     part: str  # of the new model: "embedding and output", "encoder", "decoder" or "cross-attention"
     source: str | None  # name of the parameter of the old model; None: random
-    said: str  # the source, for people
+    description: str  # of the source, as ``describe`` prints it
 
 
 def adapted_config(config: ModelConfig, new: Mapping[str, Any]) -> ModelConfig:
-    """Return the settings of a model with the blocks of ``config`` and ``new`` settings, architecture first.
+    """Return the settings of a model that starts from one of ``config``: its settings, changed by ``new``.
 
-    Each stack has as many layers as the old one. Heads of pre-training are left out, and an output matrix
-    that the old model lacks is its embedding. SettingError if the old model has two stacks already.
+    ``new`` always has "architecture", and may have more settings. Unless it says otherwise, each stack has as
+    many layers as the old one, and there are no pre-training heads. If the old model has no output matrix
+    (``output.logits`` "none"), a new decoder's is tied to its embedding. Raises SettingError if the old model
+    has two stacks, or vectors of relative positions.
     """
     architecture = new["architecture"]
     if config.positions.kind == "relative-keys":
@@ -62,18 +65,21 @@ def adapted_config(config: ModelConfig, new: Mapping[str, Any]) -> ModelConfig:
             f"weights should be those of one stack, {', '.join(ONE_STACK[:-1])} or {ONE_STACK[-1]}"
         )
     layers = config.num_decoder_layers if config.has_decoder else config.num_encoder_layers
-    kept = {"heads": (), "published": "", "num_encoder_layers": layers, "num_decoder_layers": layers}
+    overrides = {"heads": (), "published": "", "num_encoder_layers": layers, "num_decoder_layers": layers}
     if config.output.logits == "none" and architecture != "encoder":
-        kept["output.logits"] = "tied"
+        overrides["output.logits"] = "tied"
+    # Back to their defaults: only decoders read the first setting, and only encoders the second.
     if architecture == "encoder":
-        kept["attention.mask"] = "causal"  # the default, of decoders
-    return changes(config, {**kept, **new})
+        overrides["attention.mask"] = "causal"
+    else:
+        overrides["attention.encoder_mask"] = "none"
+    return changes(config, {**overrides, **new})
 
 
 def origins(config: ModelConfig, new_config: ModelConfig) -> dict[str, Origin]:
     """Return the origin of each parameter of the model of ``new_config``, by name.
 
-    SettingError, which names the first one, for a parameter whose shape differs from that of its source.
+    Raises SettingError if a parameter and its source differ in shape; the message names the first of them.
     """
     old, new = (_shapes(each) for each in (config, new_config))
     stack = "decoder" if config.has_decoder else "encoder"
@@ -92,8 +98,11 @@ def adapt(
 ) -> dict[str, Array]:
     """Return the parameters of a model of ``new_config`` that starts from ``params``, those of ``config``.
 
-    ``key`` draws those that have no source. A table of relative-position biases keeps the bias at each
-    distance where a stack attends to both sides and the other to one, whose buckets differ.
+    Parameters without a source are drawn with ``key``, such as an output matrix that only the new model has.
+
+    T5's buckets differ between stacks that attend to both sides and causal ones. If the old stack is of one
+    kind and the new one of the other, the table of biases is converted, so that the bias at each distance
+    behind the query stays about the same.
     """
     fresh = named(jax.jit(lambda key: Transformer(new_config, nnx.Rngs(params=key)))(key))
     stack = "decoder" if config.has_decoder else "encoder"
@@ -124,16 +133,22 @@ def drop_layers(
 ) -> tuple[ModelConfig, dict[str, Array]]:
     """Return the settings and the parameters of a model with fewer layers, some of those of ``config``.
 
-    counts: the number of layers by setting, such as {"num_encoder_layers": 6}. SettingError if the layers do
-    not all have the same parts and windows. Layers that share their parameters keep them.
+    ``counts`` is the number of layers by setting, such as {"num_encoder_layers": 6}. Layers that share their
+    parameters keep them. Raises SettingError if a stack has fewer layers than its count, or if its layers do
+    not all have the same parts and windows.
     """
-    for side, windows in (
+    for path, count in counts.items():
+        if count > getattr(config, path):
+            raise SettingError(
+                f"model.{path}={count} is more than {getattr(config, path)}, the layers of the model"
+            )
+    for group, windows in (
         ("sparsity", config.sparsity.layer_windows),
         ("encoder", config.encoder.layer_windows),
     ):
         if windows:
             raise SettingError(
-                f"model.{side}.layer_windows={windows} makes layers that differ: all of them are needed"
+                f"model.{group}.layer_windows={windows} makes layers that differ: all of them are needed"
             )
     smaller = changes(config, {**counts, "published": ""})
     kept = {path.split("_")[1]: spread_layers(getattr(config, path), count) for path, count in counts.items()}
@@ -152,11 +167,14 @@ def drop_layers(
 
 
 def describe(config: ModelConfig, new_config: ModelConfig) -> Iterator[str]:
-    """Yield a line for each part of the new model, which says where it comes from, and one of the rest."""
+    """Yield a line for each part of the new model, which says where its parameters come from.
+
+    The last line names what the new model does not use of the old one, if there is anything.
+    """
     found = origins(config, new_config)
     parts: dict[str, dict[str, None]] = {}
     for origin in found.values():
-        parts.setdefault(origin.part, {})[origin.said] = None
+        parts.setdefault(origin.part, {})[origin.description] = None
     if new_config.has_merged_attention:
         parts["cross-attention"] = {"none of its own: the decoder's self-attention reads the encoder": None}
     for part, sources in parts.items():
@@ -174,10 +192,13 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _origin(name: str, old: Mapping[str, Any], stack: str) -> Origin:
     """Return the origin of the parameter ``name``; ``stack`` is that of the old model."""
-    side, _, rest = name.partition(".")
-    if side not in ("encoder", "decoder"):
+    module, _, rest = name.partition(".")
+    if module not in ("encoder", "decoder"):
         part = "embedding and output"
-        return Origin(part, name, "the checkpoint's") if name in old else Origin(part, None, f"random {side}")
+        source = f"embed.{rest}" if module == "encoder_embed" else name
+        if source not in old:
+            return Origin(part, None, f"random {module}")
+        return Origin(part, source, "the checkpoint's")
     part, _, inner = rest.removeprefix("blocks.").partition(".")
     if rest.startswith("blocks.") and part in CROSS_PARTS:
         source = f"{stack}.blocks.{CROSS_PARTS[part]}.{inner}"
@@ -186,8 +207,8 @@ def _origin(name: str, old: Mapping[str, Any], stack: str) -> Origin:
         return Origin("cross-attention", source, "the checkpoint's self-attention")
     source = f"{stack}.{rest}"
     if source not in old:
-        return Origin(side, None, f"random {part}")
-    return Origin(side, source, f"the checkpoint's {stack}")
+        return Origin(module, None, f"random {part}")
+    return Origin(module, source, f"the checkpoint's {stack}")
 
 
 def _convert_biases(table: Array, was_bidirectional: bool, bidirectional: bool, config: ModelConfig) -> Array:

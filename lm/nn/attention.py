@@ -38,7 +38,8 @@ def attention_scale(config: ModelConfig) -> float:
     # T5 does not scale products: its query kernels start smaller instead.
     scale = 1.0
     if base.scores != "dot":
-        # A score that is the sum of several products is divided by the root of their number (He et al. 2021).
+        # In disentangled attention a score is the sum of n = 2 or 3 products, and divided by sqrt(n H) in
+        # place of sqrt(H) (He et al. 2021, equation 4). All other scores have one term.
         scale = base.product_scale * config.positions.score_terms**-0.5
     # muP divides by the width of heads, not by its root: trained queries and keys are correlated.
     return scale * (base.d_kv / config.attention.d_kv)
@@ -111,11 +112,11 @@ class Projections(Module):
         if self.config.positions.kind != "rotary" or positions is None:
             return x
         rotary = self.config.positions.rotary
-        frequencies, factor = rotary.frequencies(self.config.attention.d_kv)
+        frequencies, attention_scaling = rotary.frequencies(self.config.attention.d_kv)
         if not isinstance(positions, RotaryPositions):
             positions = RotaryPositions(positions, frequencies)
         index = jnp.asarray(positions.positions)
-        return rotate(x, index, positions.frequencies, factor, rotary.layout)
+        return rotate(x, index, positions.frequencies, attention_scaling, rotary.layout)
 
 
 class Attention(Projections, TokenMixer):
@@ -236,12 +237,15 @@ class Attention(Projections, TokenMixer):
     def score_bias(
         self, query: Float[Array, "B T N _"], key: Float[Array, "B S K _"], inputs: AttentionInputs
     ) -> AnyBias:
-        """Return what is added to the scores of these queries and keys: float32 [B|1,N|1,T|1,S|1] or None.
+        """Return the bias that is added to the scores of these queries and keys.
 
-        It is the stack's position bias, or made of queries, of keys and of vectors of their relative
-        positions. Queries and keys are normalised and rotated; scores are scaled and capped before the sum.
-        In decoding S is the length of the cache, and a mask hides what is not written yet. A stack's bias may
-        be an object that kernels evaluate: ``materialize_bias`` returns the array to which a subclass adds.
+        It is float32 [B|1,N|1,T|1,S|1], an object that kernels evaluate, or None: the stack's position bias
+        (``inputs.bias``) or, with vectors of relative positions, the products of queries or keys with them.
+        Scores are scaled and capped before it is added. Queries and keys come normalised and rotated. In
+        decoding S is the length of the cache, whose unwritten positions the mask hides.
+
+        A subclass that adds to the result calls ``materialize_bias`` first, which makes an array of an
+        object.
         """
         scale = attention_scale(self.config)
         if inputs.relative_embeddings is not None:
@@ -355,7 +359,7 @@ class Attention(Projections, TokenMixer):
         return self.sinusoids.flops(length) - matmul_flops(self.sinusoids, length)
 
     def _position_vectors(self, embeddings: Array) -> tuple[Array | None, Array | None]:
-        """Return the keys and queries [R,N,H] of relative positions with embeddings [R,D]; None if unused."""
+        """Return the keys and queries [P,N,H] of relative positions with embeddings [P,D]; None if unused."""
         sizes, positions, x = self.config.attention, self.config.positions, embeddings[None]
         position_keys = position_queries = None
         if positions.has_position_keys:
@@ -379,10 +383,11 @@ class Attention(Projections, TokenMixer):
         return bilinear_query(query, self.bilinear[...].astype(x.dtype))
 
     def _init_queries_as_keys(self) -> None:
-        """Initialise each head's query kernel [D,H] as a copy of its key kernel, scaled to the usual std.
+        """Initialise each head's query kernel [D,H] as its key kernel, scaled to the usual std.
 
-        The query kernel times the transposed key kernel is then near the identity (mimetic initialisation,
-        Trockman and Kolter 2023), so equal features get the highest logits.
+        The query kernel times the transposed key kernel is then a multiple of the identity, plus noise of
+        mean 0 (mimetic initialisation, Trockman and Kolter 2023). So a query tends to score the keys of
+        states like its own highest.
         """
         d_model, sizes = self.config.d_model, self.config.attention
         key_kernel = self.key.kernel[...].reshape(d_model, sizes.key_value_heads, sizes.d_kv)

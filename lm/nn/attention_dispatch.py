@@ -26,7 +26,7 @@ MAX_XLA_LENGTH = 1_024  # longest row for which storing the logits is faster tha
 class Implementation:
     """An implementation of ``scaled_dot_product_attention``, and the options that it supports.
 
-    One that lacks an option in use is skipped by "auto", and refused if asked for by name.
+    "auto" skips one that lacks an option in use. If the setting names it, SettingError is raised.
     """
 
     options: frozenset[str]  # names of ``AttentionOptions``
@@ -70,18 +70,25 @@ def choose_implementation(
 ) -> str:
     """Return the implementation, by name, for attention of ``length`` queries to ``key_length`` keys here.
 
-    "xla" and "cudnn" take masks as arrays or not, "xla" biases too; "flash" takes neither as an array,
-    "short-rows" only a bias [1,N,T,S] that all rows share. A single query always goes to "xla", and a mask
-    that is an array does unless "cudnn" is asked for. SettingError if ``model.attention.implementation``
-    names one that lacks an option in use.
+    The implementations take masks and biases in different forms:
+
+    - "xla" takes arrays, and objects that it materialises;
+    - "cudnn" takes a mask in either form, and no bias;
+    - "flash" takes only objects, which it evaluates tile by tile;
+    - "short-rows" takes a mask object, and a bias object or an array [1,N,T,S] that all rows share.
+
+    ``model.attention.implementation`` cannot name "short-rows", which only "auto" chooses. A single query
+    always goes to "xla". So do, unless the setting is "cudnn", a mask that is an array or has random blocks,
+    and an array as bias that "short-rows" does not take. Raises SettingError if the setting names an
+    implementation that lacks an option in use, or "cudnn" where it is not available.
     """
-    asked = config.attention.implementation
-    if asked != "auto" and (lacking := options.in_use - IMPLEMENTATIONS[asked].options):
+    requested = config.attention.implementation
+    if requested != "auto" and (lacking := options.in_use - IMPLEMENTATIONS[requested].options):
         names = " and ".join(sorted(lacking))
         raise SettingError(
-            f"model.attention.implementation={asked!r} does not implement {names}: choose 'auto'"
+            f"model.attention.implementation={requested!r} does not implement {names}: choose 'auto'"
         )
-    if asked == "cudnn" and (_platform() != "gpu" or _is_length_sharded()):
+    if requested == "cudnn" and (_platform() != "gpu" or _is_length_sharded()):
         where = "where mesh.sequence > 1" if _is_length_sharded() else f"on {_platform()!r}"
         raise SettingError(f"model.attention.implementation='cudnn' is not available {where}: choose 'auto'")
     candidates = _candidates(config, length, key_length, mask, bias)
@@ -94,27 +101,27 @@ def choose_implementation(
 
 def _candidates(config: ModelConfig, length: int, key_length: int, mask: AnyMask, bias: AnyBias) -> list[str]:
     """Return the implementations that take this mask and bias here, the fastest first."""
-    asked, platform = config.attention.implementation, _platform()
-    if asked == "cudnn" and length > 1:
+    requested, platform = config.attention.implementation, _platform()
+    if requested == "cudnn" and length > 1:
         return ["cudnn"]
     # No kernel evaluates random blocks tile by tile.
     has_random_blocks = isinstance(mask, AttentionMask) and mask.spec.random_blocks is not None
     if length == 1 or isinstance(mask, Array) or has_random_blocks:
         return ["xla"]
-    stored = None if isinstance(bias, PositionBias) else bias
-    # The kernel "short-rows" reads a bias by blocks of heads, which one that broadcasts does not have.
+    bias_array = None if isinstance(bias, PositionBias) else bias
+    # "short-rows" reads an array in blocks of heads, so no axis of it may be left to broadcasting.
     whole_shape = (1, config.attention.num_heads, length, key_length)
     can_use_short_rows = (
         platform == "tpu"
-        and (stored is None or stored.shape == whole_shape)
+        and (bias_array is None or bias_array.shape == whole_shape)
         and not _is_length_sharded()
         and fits_short_rows(config, length * key_length)
     )
-    candidates = ["short-rows"] if asked == "auto" and can_use_short_rows else []
-    if stored is not None:
+    candidates = ["short-rows"] if requested == "auto" and can_use_short_rows else []
+    if bias_array is not None:
         return [*candidates, "xla"]
-    if asked != "auto":
-        return [asked]
+    if requested != "auto":
+        return [requested]
     if platform not in ("gpu", "tpu") or max(length, key_length) <= MAX_XLA_LENGTH:
         return [*candidates, "xla"]
     is_plain = (mask is None or mask == CAUSAL) and bias is None and config.dtype == "bfloat16"
@@ -194,17 +201,25 @@ def _shard_mapped(
             batch_axis if ids.shape[0] > 1 else None, length_axis if ids.shape[1] > 1 else None
         )
 
+    def coefficients_spec(coefficients):
+        """Return the spec of a bias object's array [...,N], whose heads are spread."""
+        return PartitionSpec(*(None,) * (coefficients.ndim - 1), heads_axis)
+
     query_spec = PartitionSpec(batch_axis, length_axis, heads_axis)
     key_spec = PartitionSpec(batch_axis, None, heads_axis)
     mask_spec = None
-    if mask is not None:
+    if isinstance(mask, Array):  # only for "cudnn", which is not available where queries are spread
+        mask_spec = PartitionSpec(
+            batch_axis if mask.shape[0] > 1 else None, heads_axis if mask.shape[1] > 1 else None
+        )
+    elif mask is not None:
         query_ids = jax.tree.map(lambda ids: ids_spec(ids, length_axis), mask.query)
         key_ids = jax.tree.map(lambda ids: ids_spec(ids, None), mask.key)
         mask_spec = replace(mask, query=query_ids, key=key_ids)
     if isinstance(bias, Array):
         bias_spec = PartitionSpec(None, heads_axis)
     else:
-        bias_spec = jax.tree.map(lambda x: PartitionSpec(*(None,) * (x.ndim - 1), heads_axis), bias)
+        bias_spec = jax.tree.map(coefficients_spec, bias)
     dropout_spec = None if options.dropout_factors is None else PartitionSpec(batch_axis, heads_axis)
 
     def local(query, key, value, mask, bias, dropout_factors):

@@ -83,8 +83,8 @@ class AttentionInputs(NamedTuple):
     layer_bias: Callable[[RelativePositionBias], AnyBias] | None = None
     # int32 [B|1,T,S]: relative-position buckets; queries are multiplied with the vector of each bucket
     buckets: Array | None = None
-    # [T+S-1,D]: embeddings of the relative positions from 1 - T to S - 1, which layers project (DeBERTa), or
-    # their sinusoids (XLNet)
+    # [P,D], P = T + S - 1: embeddings of the relative positions from 1 - T to S - 1, which layers project
+    # (DeBERTa), or their sinusoids (XLNet)
     relative_embeddings: Array | None = None
     token_types: Array | None = None  # int32 [B,T], if attention logits depend on them (XLNet)
     positions: Array | None = None  # int32 [B|1,T]
@@ -131,18 +131,19 @@ def make_attention_inputs(
     config: ModelConfig,
     batch: Batch,
     side: str,
-    relative: SharedRelative | None,
+    relative_module: SharedRelative | None,
     cache_length: int | None = None,
 ) -> AttentionInputs:
     """Return the inputs of the stack ``side``, "encoder" or "decoder", for whole rows [B,T].
 
-    ``relative`` is the module of relative positions that the stack's layers share: a table of biases,
-    embeddings of relative positions, or their sinusoids.
+    ``relative_module`` is ``Stack.relative``, the module of relative positions that the stack's layers share:
+    a table of biases (T5), embeddings of relative positions (DeBERTa), or their sinusoids (XLNet); or None.
 
-    Keys are those of the same rows or, with ``cache_length``, those of a cache of so many positions to which
-    the rows are written. With a cache a decoder is causal even if ``model.attention.mask`` is "none", since
-    the keys of later tokens are not written yet. A causal encoder keeps the position bias of an encoder, so
-    that its parameters mean the same with either mask.
+    Keys are those of the same rows or, with ``cache_length``, of a cache with that many positions, to which
+    the rows are written. A decoder with a cache is always causal, even if ``model.attention.mask`` is "none":
+    the keys of later tokens are not in the cache yet. ``model.attention.encoder_mask`` only changes the mask:
+    the position bias of a causal encoder has buckets for both directions, so that its parameters mean the
+    same with either mask.
     """
     stack_side, is_decoder = batch.side(side), side == "decoder"
     check_row_length(config, stack_side, side)
@@ -198,24 +199,25 @@ def make_attention_inputs(
         global_tokens=global_tokens if config.sparsity.projections == "separate" else None,
         global_mask=prepare_mask(global_mask),
     )
-    inputs = _with_layers(inputs, config, windows, lambda window: prepare_mask(window_mask(window)))
+    inputs = _with_layer_masks(inputs, config, windows, lambda window: prepare_mask(window_mask(window)))
     if config.positions.relative_types:
         inputs = inputs._replace(token_types=stack_side.token_types)
-    if relative is not None and not isinstance(relative, RelativePositionBias):
-        return inputs._replace(relative_embeddings=relative(length, key_length))
-    return _with_biases(inputs, config, relative, bidirectional, prepare_bias)
+    if relative_module is not None and not isinstance(relative_module, RelativePositionBias):
+        return inputs._replace(relative_embeddings=relative_module(length, key_length))
+    return _with_biases(inputs, config, relative_module, bidirectional, prepare_bias)
 
 
 def make_two_stream_inputs(
-    config: ModelConfig, batch: Batch, relative: SharedRelative | None
+    config: ModelConfig, batch: Batch, relative_module: SharedRelative | None
 ) -> AttentionInputs:
     """Return the inputs of an encoder for rows [2B,T], the content and the query stream of each row [B,T].
 
-    ``prediction_order`` of the encoder's side says what each stream attends to.
+    ``prediction_order`` of the encoder's side says what each stream attends to. ``relative_module`` is as in
+    ``make_attention_inputs``.
     """
     order = jnp.asarray(batch.side("encoder").prediction_order)
     both = batch.map_sides(lambda side: side.map(lambda x: jnp.repeat(jnp.asarray(x), 2, axis=0)))
-    inputs = make_attention_inputs(config, both, "encoder", relative)
+    inputs = make_attention_inputs(config, both, "encoder", relative_module)
     mask, length = two_stream_masks(order), order.shape[1]
     if inputs.mask is not None:
         mask = mask & materialize_mask(inputs.mask, length, length)
@@ -226,14 +228,15 @@ def make_decode_inputs(
     config: ModelConfig,
     cached_lengths: Int32[Array | np.ndarray, " B"],
     cache_length: int,
-    relative: SharedRelative | None,
+    relative_module: SharedRelative | None,
     count: int = 1,
 ) -> AttentionInputs:
     """Return the inputs for the next ``count`` tokens of rows.
 
     ``cached_lengths`` int32 [B] is how many tokens of each row the cache of ``cache_length`` positions holds.
+    ``relative_module`` is as in ``make_attention_inputs``, but neither embeddings nor sinusoids.
     """
-    assert relative is None or isinstance(relative, RelativePositionBias), (
+    assert relative_module is None or isinstance(relative_module, RelativePositionBias), (
         "the settings allow no other relative positions in decoding"
     )
     key_position = jnp.arange(cache_length)[None, :]
@@ -248,9 +251,13 @@ def make_decode_inputs(
     windows = config.windows("decoder")
     buckets = _relative_buckets(config, lambda: relative_position, config.has_non_causal_decoder)
     inputs = AttentionInputs(positions=position, buckets=buckets)
-    inputs = _with_layers(inputs, config, windows, window_mask)
+    inputs = _with_layer_masks(inputs, config, windows, window_mask)
     return _with_biases(
-        inputs, config, relative, config.has_non_causal_decoder, lambda bias: bias.evaluate(relative_position)
+        inputs,
+        config,
+        relative_module,
+        config.has_non_causal_decoder,
+        lambda bias: bias.evaluate(relative_position),
     )
 
 
@@ -379,7 +386,10 @@ def positions_in_segments(
 
 
 def _mask_spec(config: ModelConfig, causal: bool, window: int | None, length: int) -> MaskSpec:
-    """Return the mask's spec for rows of ``length`` tokens and a ``window`` [blocks]; None: no window."""
+    """Return the spec of the mask of layers with this ``window`` [blocks]; None: they have no window.
+
+    ``length`` is the number of positions of a row or of the cache, from whose blocks random ones are drawn.
+    """
     if window is None:
         return MaskSpec(causal)
     sparsity = config.sparsity
@@ -389,9 +399,9 @@ def _mask_spec(config: ModelConfig, causal: bool, window: int | None, length: in
         return spec
     random_blocks = RandomBlocks(
         per_query_block=sparsity.random_blocks,
-        total=-(-length // sparsity.block),
+        num_blocks=-(-length // sparsity.block),
         window=reach,
-        first=sparsity.global_tokens,
+        num_global_blocks=sparsity.global_tokens,
     )
     return spec._replace(random_blocks=random_blocks)
 
@@ -407,15 +417,16 @@ def _make_mask(spec: MaskSpec, ids: dict[str, Array | None], key_length: int) ->
     return AttentionMask(query, key, spec)
 
 
-def _with_layers(
+def _with_layer_masks(
     inputs: AttentionInputs,
     config: ModelConfig,
     windows: tuple[int | None, ...],
     window_mask: Callable[[int | None], AnyMask],
 ) -> AttentionInputs:
-    """Return the inputs with the mask and rotary frequencies of layers with these windows.
+    """Return the inputs with masks and rotary frequencies for layers with these windows.
 
-    They are one for all layers or, if their windows differ, one for each.
+    If all windows are equal, ``mask`` and ``frequencies`` are those of all layers. Otherwise they are those
+    of the widest window, and ``layer_inputs`` has an entry for each layer.
     """
     rotary, width = config.positions.rotary, config.attention.d_kv
     window_frequencies = None
@@ -435,16 +446,16 @@ def _with_layers(
 def _with_biases(
     inputs: AttentionInputs,
     config: ModelConfig,
-    relative: RelativePositionBias | None,
+    bias_module: RelativePositionBias | None,
     bidirectional: bool,
     prepare: Callable[[PositionBias], AnyBias],
 ) -> AttentionInputs:
     """Return the inputs with the stack's position bias and ``layer_bias``."""
 
-    def learned_bias(bias_module: RelativePositionBias) -> AnyBias:
-        return prepare(bias_module(bidirectional))
+    def learned_bias(module: RelativePositionBias) -> AnyBias:
+        return prepare(module(bidirectional))
 
-    bias = None if relative is None else learned_bias(relative)
+    bias = None if bias_module is None else learned_bias(bias_module)
     if config.positions.kind == "alibi":
         bias = prepare(AlibiBias(jnp.asarray(alibi_slopes(config.attention.num_heads))))
     return inputs._replace(bias=bias, layer_bias=learned_bias)

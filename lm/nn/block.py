@@ -42,8 +42,8 @@ def remat_policy(config: CompileConfig) -> Callable[..., Any]:
     It always saves its arguments, such as the block's input, unless the policy sends them to the host.
     """
     if config.remat == "dots":
-        # Products with parameters. In bfloat16 they sit inside a choice of platforms, where the policy sees
-        # no product: it knows them by their name.
+        # Save products with parameters. In bfloat16 they are inside ``jax.lax.platform_dependent``, where the
+        # first policy does not see them. The second saves them by the name that ``lm.ops.products`` gives.
         policies = jax.checkpoint_policies
         return policies.save_from_both_policies(
             policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names("product")
@@ -128,7 +128,9 @@ class Block(Module):
         x = block_input = self.step_embedding(checkpoint_name(x, "block_input"), inputs.positions)
         is_decoding = carry is not None
         h = self._sublayer_input(block_input, x, self.attention_norm)
-        h, carry = self.attention(h, self._own_inputs(inputs, encoder_kv, len(x)), carry, dropout_masks)
+        h, carry = self.attention(
+            h, self._self_attention_inputs(inputs, encoder_kv, len(x)), carry, dropout_masks
+        )
         h = self.attention_gate(x, self.attention_output_norm(self.attention_scale(h)))
         x = self._add(x, h, self.attention_norm, dropout_masks.get("attention_out"))
         if inputs.pool is not None:
@@ -184,11 +186,11 @@ class Block(Module):
     ) -> tuple[Float32[Array, "B N T T"] | None, Float32[Array, "B M T S"] | None]:
         """Return the weights of self-attention and of cross-attention for the block's input x [B,T,D].
 
-        Either is None if the block lacks that attention. ``encoder_kv`` is as in ``__call__``, beside
-        ``inputs.encoded``, without which there is no cross-attention.
+        Either is None if the block lacks that attention. ``encoder_kv`` is as in ``__call__``, but does not
+        replace ``inputs.encoded``: without that, no weights of cross-attention are returned.
         """
         h = self.mixer_input(x, inputs)
-        inputs = self._own_inputs(inputs, None, len(x))
+        inputs = self._self_attention_inputs(inputs, None, len(x))
         x = block_input = self.step_embedding(x, inputs.positions)
         weights = None
         if isinstance(self.attention, Attention):
@@ -204,7 +206,7 @@ class Block(Module):
         x = self._add(x, h, self.attention_norm, None)
         h = self._sublayer_input(block_input, x, self.cross_norm)
         kv = self._encoder_key_value(inputs, encoder_kv)
-        return weights, self.cross.weights(h, kv, self._cross_inputs(inputs, len(x)))
+        return weights, self.cross.weights(h, kv, self._cross_attention_inputs(inputs, len(x)))
 
     def mixer_input(self, x: Float[Array, "B T D"], inputs: AttentionInputs) -> Float[Array, "B T D"]:
         """Return the mixer's input from the block's input x [B,T,D]: x, normalised unless post-norm.
@@ -258,19 +260,20 @@ class Block(Module):
             return encoder_kv.key_value()
         return self.attention_to_encoder.key_value(inputs.encoded, inputs.encoder_positions)
 
-    def _own_inputs(
+    def _self_attention_inputs(
         self, inputs: AttentionInputs, encoder_kv: LayerCache | None, rows: int
     ) -> AttentionInputs:
         """Return the inputs of the mixer for x [rows,T,D].
 
-        They have the bias of this block's table, if each block has one (UMT5), and the encoder's keys and
-        values, if attention is merged.
+        Those of the stack lack two parts: the bias from this block's own table, if each block has one (UMT5),
+        and the encoder's keys and values, if attention is merged.
         """
         if self.relative is not None:
             inputs = inputs._replace(bias=inputs.layer_bias(self.relative))
         has_encoder = inputs.encoded is not None or encoder_kv is not None
         if self.config.has_merged_attention and has_encoder:
             kv = self._encoder_key_value(inputs, encoder_kv)
+            # the beams of a row, which are adjacent, read the same keys and values
             by_beam = KeyValue(*(jnp.repeat(x, rows // len(x), axis=0) for x in kv))
             inputs = inputs._replace(encoder_kv=by_beam)
         return inputs
@@ -281,10 +284,11 @@ class Block(Module):
         """Return the output [B,T,D] of a cross-attention from h [B,T,D] to the encoder's keys and values."""
         rows = len(kv.key)
         queries = h.reshape(rows, -1, h.shape[-1])  # a row's beams become more queries of the same keys
-        output = attention.attend_to(queries, kv, self._cross_inputs(inputs, rows), dropout_mask)
+        cross_inputs = self._cross_attention_inputs(inputs, rows)
+        output = attention.attend_to(queries, kv, cross_inputs, dropout_mask)
         return output.reshape(h.shape)
 
-    def _cross_inputs(self, inputs: AttentionInputs, rows: int) -> AttentionInputs:
+    def _cross_attention_inputs(self, inputs: AttentionInputs, rows: int) -> AttentionInputs:
         """Return the inputs of cross-attention to keys of ``rows`` rows, whose beams are further queries."""
         if self.config.cross_attention.positions == "none":
             return AttentionInputs(mask=inputs.cross_mask)

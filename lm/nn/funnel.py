@@ -65,17 +65,18 @@ def encoder_output_side(config: ModelConfig, side: Side) -> Side:
 
 
 def make_encoder_inputs(
-    config: ModelConfig, batch: Batch, relative: SharedRelative | None, blocks: int
+    config: ModelConfig, batch: Batch, relative_module: SharedRelative | None, blocks: int
 ) -> AttentionInputs:
-    """Return the inputs of an encoder with so many blocks of layers, 1 unless it is a funnel.
+    """Return the inputs of an encoder with this many blocks of layers, 1 unless it is a funnel.
 
-    ``pooled`` holds those of the blocks after the first.
+    ``pooled`` holds those of the blocks after the first. ``relative_module`` is as in
+    ``make_attention_inputs``.
     """
-    inputs = make_attention_inputs(config, batch, "encoder", relative)
+    inputs = make_attention_inputs(config, batch, "encoder", relative_module)
     if blocks == 1:
         return inputs
     shorter = replace(batch, encoder=pool_side(batch.side("encoder"), config.funnel.size))
-    return inputs._replace(pooled=make_encoder_inputs(config, shorter, relative, blocks - 1))
+    return inputs._replace(pooled=make_encoder_inputs(config, shorter, relative_module, blocks - 1))
 
 
 class FunnelStack(Stack):

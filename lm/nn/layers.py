@@ -20,7 +20,9 @@ from lm.sharding import PARAMETER_AXES, constrain
 
 M = TypeVar("M", bound=nnx.Module)
 
-REFUSED_ATTRIBUTES = {  # which flax's utilities set on a module, where they would do nothing, or harm
+# Attributes that flax's utilities set on a module, and what SettingError says of each: they would do nothing
+# here, or break the model.
+REFUSED_ATTRIBUTES = {
     "deterministic": "having a key means training, and there is no mode to switch: call model(batch, key) "
     "to train, model(batch) to evaluate",
     "_nnx_tabulate_id": "nnx.tabulate cannot show a model whose layers are in a scan, and would leave it "
@@ -163,9 +165,9 @@ class Embed(Module):
 def embedding_std(logits: Logits, width: int) -> float:
     """Return the standard deviation with which a table of embeddings of this width starts.
 
-    Rows of Euclidean length 1 give logits with a standard deviation of about 1, here ("tied") and in
-    ELECTRA's generator, which shares the table ("none"). T5's rows are sqrt(D) long, which is why its tied
-    logits are scaled down.
+    A table that makes logits has rows of Euclidean length about 1, so that logits have a standard deviation
+    of about 1: with "tied", and with "none", where ELECTRA's generator shares the table. All other rows are
+    about sqrt(D) long; T5's "tied-scaled" divides its logits by sqrt(D) in turn.
     """
     return width**-0.5 if logits in ("tied", "none") else 1.0
 
@@ -186,14 +188,16 @@ class RMSNorm(Module):
         has_scale: bool = True,
         zero_centered: bool = False,
     ):
-        self.epsilon, self.measured = epsilon, math.ceil(width * fraction)
+        self.epsilon = epsilon
+        # Rounded twice, since 100 * 0.07 is 7.000000000000001.
+        self.num_measured = math.ceil(round(width * fraction, 6))
         self.zero_centered = zero_centered
         self.scale = _norm_scale(width, zero_centered) if has_scale else None
 
     @remat
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         y = x.astype(jnp.float32)
-        return _scaled_over_root_mean_square(y, self, self.measured).astype(x.dtype)
+        return _scaled_over_root_mean_square(y, self, self.num_measured).astype(x.dtype)
 
 
 class LayerNorm(Module):
@@ -230,9 +234,9 @@ def _norm_scale(width: int, zero_centered: bool) -> nnx.Param:
     return param(jnp.full((width,), 0.0 if zero_centered else 1.0, jnp.float32), "norm")
 
 
-def _scaled_over_root_mean_square(x: Array, norm: RMSNorm | LayerNorm, measured: int) -> Array:
-    """Return x [...,D] over the root mean square of its ``measured`` first features, times norm's scale."""
-    factor = jax.lax.rsqrt(jnp.square(x[..., :measured]).mean(-1, keepdims=True) + norm.epsilon)
+def _scaled_over_root_mean_square(x: Array, norm: RMSNorm | LayerNorm, num_measured: int) -> Array:
+    """Return x [...,D] over the root mean square of its first features, ``num_measured``, times the scale."""
+    factor = jax.lax.rsqrt(jnp.square(x[..., :num_measured]).mean(-1, keepdims=True) + norm.epsilon)
     if norm.scale is None:
         return x * factor
     scale = 1 + norm.scale[...] if norm.zero_centered else norm.scale[...]

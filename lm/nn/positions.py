@@ -11,7 +11,7 @@ from lm.nn.layers import Identity, Linear, Module, embedding_std, make_norm, nor
 from lm.ops.positions import (
     BucketedBias,
     disentangled_bias,
-    initial_slopes,
+    initial_bias_slopes,
     relative_type_bias,
     signed_position_bucket,
     sinusoids,
@@ -33,7 +33,8 @@ class RelativePositionBias(Module):
         )
         if config.positions.relative_bias_start == "slopes":
             bias = BucketedBias(table, bidirectional, config.positions.relative_max_distance)
-            table = jnp.asarray(-bias.mean_distances[:, None] * initial_slopes(config.attention.num_heads))
+            slopes = initial_bias_slopes(config.attention.num_heads)
+            table = jnp.asarray(-bias.mean_distances[:, None] * slopes)
         self.table = param(table, "buckets", "bias_heads")
 
     def __call__(self, bidirectional: bool) -> BucketedBias:
@@ -55,8 +56,8 @@ class RelativeEmbeddings(Module):
         has_norm = config.positions.relative_norm
         self.norm = make_norm(config.norm, config.d_model) if has_norm else Identity()
 
-    def __call__(self, length: int, key_length: int) -> Float[Array, "R D"]:
-        """Return the embedding of each relative position from 1 - length to key_length - 1, [R,D]."""
+    def __call__(self, length: int, key_length: int) -> Float[Array, "P D"]:
+        """Return the embedding of each relative position from 1 - length to key_length - 1, [P,D]."""
         buckets = signed_position_bucket(
             np.arange(1 - length, key_length),
             num_buckets=self.config.positions.relative_buckets,
@@ -71,8 +72,8 @@ class RelativeSinusoids(Module):
     def __init__(self, config: ModelConfig):
         self.config = config
 
-    def __call__(self, length: int, key_length: int) -> Float[Array, "R D"]:
-        """Return the sinusoid of each relative position from 1 - length to key_length - 1, [R,D].
+    def __call__(self, length: int, key_length: int) -> Float[Array, "P D"]:
+        """Return the sinusoid of each relative position from 1 - length to key_length - 1, [P,D].
 
         Each is that of the query's position minus the key's, as in Dai et al. 2019 and the released programs.
         """
@@ -114,7 +115,7 @@ class SinusoidProducts(Module):
         self,
         query: Float[Array, "B T N H"],
         key: Float[Array, "B S N H"],
-        sinusoids: Float[Array, "R D"],
+        sinusoids: Float[Array, "P D"],
         types: Int[Array | np.ndarray, "B S"] | None,
     ) -> Float32[Array, "B N T S"]:
         """Return the sum [B,N,T,S], for the sinusoid of each relative position and the types of a row.

@@ -44,13 +44,15 @@ def _sized(
 
 
 _T5 = ModelConfig()
-# Fedus et al. 2021: experts in every second layer; in transformers one reads 64 tokens of a text at most
+# Fedus et al. 2021: experts in every second layer. In Hugging Face's transformers an expert of the released
+# weights reads at most 64 tokens of a text.
 _SWITCH = changes(_T5, {"experts.every": 2, "experts.eval_capacity": 64})
 _T5_1_1 = changes(_T5, {"mlp.activation": "gated-gelu", "output.logits": "separate"})
 _MT5 = changes(_T5_1_1, {"vocab_size": 250_112})  # Xue et al. 2021
 _UMT5 = changes(_T5_1_1, {"positions.kind": "relative-per-layer", "vocab_size": 256_384})  # Chung et al. 2023
 
-# All the others have scaled scores, layer norm, biases, and an output matrix that is the embedding.
+# All other families start from these settings, and change some of them: scaled scores, layer norm, biases,
+# and an output matrix that is the embedding.
 _CLASSIC = ModelConfig(
     attention=AttentionConfig(scores="scaled-dot"),
     norm=NormConfig(kind="layer", epsilon=1e-5),
@@ -59,18 +61,18 @@ _CLASSIC = ModelConfig(
     mlp=MlpConfig(activation="gelu"),
 )
 _POST_NORM = changes(_CLASSIC, {"positions.kind": "learned", "residual": "post-norm"})
-_WAVES = changes(
+_SINUSOIDAL = changes(
     _CLASSIC, {"positions.kind": "sinusoidal", "residual": "post-norm", "embedding.scale": "sqrt"}
 )
-_MASKED: Changes = {"embedding.norm": True, "output.transform": True, "output.bias": True}
+_MASKED_LM_OUTPUT: Changes = {"embedding.norm": True, "output.transform": True, "output.bias": True}
 
 # Vaswani et al. 2017
 _TRANSFORMER = changes(
-    _WAVES, {"vocab_size": 37_000, "positions.sinusoid": "tensor2tensor", "mlp.activation": "relu"}
+    _SINUSOIDAL, {"vocab_size": 37_000, "positions.sinusoid": "tensor2tensor", "mlp.activation": "relu"}
 )
 # Junczys-Dowmunt et al. 2018; Tiedemann and Thottingal 2020
 _MARIAN = _family(
-    _WAVES,
+    _SINUSOIDAL,
     58_101,
     (58_100, 0, 58_100),
     {"positions.sinusoid": "halves", "mlp.activation": "silu", "output.bias": True},
@@ -88,7 +90,7 @@ _MBART = _family(
 )
 # Zhang et al. 2020
 _PEGASUS = _family(
-    _WAVES,
+    _SINUSOIDAL,
     96_103,
     (0, 1, 0),
     {
@@ -99,11 +101,12 @@ _PEGASUS = _family(
     },
 )
 
-_BIDIRECTIONAL = changes(
-    _POST_NORM, {"architecture": "encoder", "norm.epsilon": 1e-12, "embedding.type_vocab_size": 2, **_MASKED}
+_ENCODER = changes(
+    _POST_NORM,
+    {"architecture": "encoder", "norm.epsilon": 1e-12, "embedding.type_vocab_size": 2, **_MASKED_LM_OUTPUT},
 )
 # Devlin et al. 2019
-_BERT = _family(_BIDIRECTIONAL, 30_522, (0, None, None), {"heads": ("pooler", "next-sentence")})
+_BERT = _family(_ENCODER, 30_522, (0, None, None), {"heads": ("pooler", "next-sentence")})
 # Liu et al. 2019
 _ROBERTA = _family(
     _BERT,
@@ -132,7 +135,7 @@ _ELECTRA_GENERATOR = changes(_BERT, {"heads": ()})  # Clark et al. 2020
 # He et al. 2021: an embedding of each distance up to 512, projected by matrices of its own, and keys without
 # a bias
 _DEBERTA = _family(
-    _BIDIRECTIONAL,
+    _ENCODER,
     50_265,
     (0, None, None),
     {
@@ -160,7 +163,7 @@ _DEBERTA_V3 = changes(
 _DEBERTA_V2 = changes(_DEBERTA_V3, {"embedding.convolution": 3})  # which version 3 left out again
 # Yang et al. 2019: relative positions and relative token types, of which there are three
 _XLNET = _family(
-    _BIDIRECTIONAL,
+    _ENCODER,
     32_000,
     (5, 2, None),
     {
@@ -174,11 +177,12 @@ _XLNET = _family(
         "heads": ("query-stream",),
     },
 )
-_LONG = SparsityConfig(window=256, projections="separate")
-_LONGFORMER = changes(_ROBERTA, {"positions.max_length": 4_096, "sparsity": _LONG})  # Beltagy et al. 2020
+# Beltagy et al. 2020
+_LONGFORMER_WINDOW = SparsityConfig(window=256, projections="separate")
+_LONGFORMER = changes(_ROBERTA, {"positions.max_length": 4_096, "sparsity": _LONGFORMER_WINDOW})
 # Warner et al. 2024: of three layers the first sees everything, the others 64 tokens on each side
 _MODERNBERT = _family(
-    _BIDIRECTIONAL,
+    _ENCODER,
     50_368,
     (50_283, 50_282, 50_281),
     {
@@ -285,6 +289,7 @@ _LLAMA = _family(
     (0, 2, None),
     {"norm.kind": "rms", "norm.epsilon": 1e-6, "bias": False, "mlp.activation": "gated-silu"},
 )
+# num_heads is a placeholder that 8 divides; ``_sized`` sets it.
 _GROUPED: Changes = {"attention.num_heads": 32, "attention.num_key_value_heads": 8}
 _LLAMA2 = changes(_LLAMA, {"norm.epsilon": 1e-5})
 # Young et al. 2024
@@ -317,12 +322,12 @@ _QWEN2 = _family(
     (151_643, 151_643, None),
     {"attention.qkv_bias": True, "positions.rotary": RotaryConfig(base=1e6)},
 )
-_QWEN2_LARGE = changes(_QWEN2, {"vocab_size": 152_064})
-_QWEN2_LARGER = changes(_QWEN2_LARGE, {"norm.epsilon": 1e-5, **_GROUPED})
+_QWEN2_FROM_7B = changes(_QWEN2, {"vocab_size": 152_064})
+_QWEN2_FROM_14B = changes(_QWEN2_FROM_7B, {"norm.epsilon": 1e-5, **_GROUPED})
 # Yang et al. 2025
 _QWEN3 = changes(_QWEN2, {"attention.qkv_bias": None, "attention.qk_norm": True, **_GROUPED})
 _TIED: Changes = {"output.logits": "tied"}
-_TWO_TIED = {"attention.num_key_value_heads": 2, **_TIED}
+_TWO_KEY_HEADS_TIED = {"attention.num_key_value_heads": 2, **_TIED}
 _LLAMA3_1 = RotaryConfig(base=500_000.0, scaling="llama3", factor=8.0, original_length=8_192)
 _LLAMA3_2 = replace(_LLAMA3_1, factor=32.0)
 # Grattafiori et al. 2024
@@ -508,7 +513,7 @@ PRESETS = {
     "gpt3": _sized(_GPT3, 96, 12_288, 96),
     "starcoder": _sized(_BIGCODE, 40, 6_144, 48),
     "santacoder": _sized(
-        changes(_BIGCODE, {"vocab_size": 49_280, "positions.max_length": 2_048}), 24, 2_048, 16
+        _family(_BIGCODE, 49_280, (0, 49_152, None), {"positions.max_length": 2_048}), 24, 2_048, 16
     ),
     "gpt-neo-125m": _sized(_GPT_NEO, 12, 768, 12, {"sparsity": _alternating(12)}),
     "gpt-neo-1.3b": _sized(_GPT_NEO, 24, 2_048, 16, {"sparsity": _alternating(24)}),
@@ -564,13 +569,13 @@ PRESETS = {
     "mixtral-8x7b": _sized(_MIXTRAL, 32, 4_096, 32, d_ff=14_336),
     "phi-3-mini": _sized(_PHI3, 32, 3_072, 32, d_ff=8_192),  # with rows of 4,096 tokens
     "phi-4": _sized(_PHI4, 40, 5_120, 40, {"attention.num_key_value_heads": 10}, d_ff=17_920),
-    "qwen2.5-0.5b": _sized(_QWEN2, 24, 896, 14, _TWO_TIED, d_ff=4_864),
-    "qwen2.5-1.5b": _sized(_QWEN2, 28, 1_536, 12, _TWO_TIED, d_ff=8_960),
-    "qwen2.5-3b": _sized(_QWEN2, 36, 2_048, 16, _TWO_TIED, d_ff=11_008),
-    "qwen2.5-7b": _sized(_QWEN2_LARGE, 28, 3_584, 28, {"attention.num_key_value_heads": 4}, d_ff=18_944),
-    "qwen2.5-14b": _sized(_QWEN2_LARGER, 48, 5_120, 40, d_ff=13_824),
-    "qwen2.5-32b": _sized(_QWEN2_LARGER, 64, 5_120, 40, d_ff=27_648),
-    "qwen2.5-72b": _sized(_QWEN2_LARGER, 80, 8_192, 64, d_ff=29_568),
+    "qwen2.5-0.5b": _sized(_QWEN2, 24, 896, 14, _TWO_KEY_HEADS_TIED, d_ff=4_864),
+    "qwen2.5-1.5b": _sized(_QWEN2, 28, 1_536, 12, _TWO_KEY_HEADS_TIED, d_ff=8_960),
+    "qwen2.5-3b": _sized(_QWEN2, 36, 2_048, 16, _TWO_KEY_HEADS_TIED, d_ff=11_008),
+    "qwen2.5-7b": _sized(_QWEN2_FROM_7B, 28, 3_584, 28, {"attention.num_key_value_heads": 4}, d_ff=18_944),
+    "qwen2.5-14b": _sized(_QWEN2_FROM_14B, 48, 5_120, 40, d_ff=13_824),
+    "qwen2.5-32b": _sized(_QWEN2_FROM_14B, 64, 5_120, 40, d_ff=27_648),
+    "qwen2.5-72b": _sized(_QWEN2_FROM_14B, 80, 8_192, 64, d_ff=29_568),
     "qwen3-0.6b": _sized(_QWEN3, 28, 1_024, 16, _TIED, d_ff=3_072, d_kv=128),
     "qwen3-1.7b": _sized(_QWEN3, 28, 2_048, 16, _TIED, d_ff=6_144, d_kv=128),
     "qwen3-4b": _sized(_QWEN3, 36, 2_560, 32, _TIED, d_ff=9_728, d_kv=128),
@@ -611,8 +616,9 @@ PRESETS = {
     "t5gemma-9b-9b": _sized(_T5GEMMA, 42, 3_584, 16, _t5gemma_windows(42, 8), d_ff=14_336, d_kv=256),
 }
 
-# Lengths of rows in pre-training, (inputs, targets) or of a decoder (0, row), by the start of a model's name.
-# Those with learned positions are not listed: their positions end where their longest rows did.
+# Row lengths in pre-training, (inputs, targets) [tokens]: (0, row) of a decoder, (row, 0) of an encoder. A
+# key is the start of a model's name; the longest that fits counts. Models with learned positions are not
+# listed: their rows are as long as their positions reach.
 _ROW_LENGTHS = {
     "t5-": (512, 114),  # Raffel et al. 2020: spans of 3 tokens, 15 % of the text
     "umt5-": (512, 114),  # Chung et al. 2023: chunks of 568 tokens

@@ -109,8 +109,9 @@ class Stack(Module):
             keys = jax.random.split(rngs.params(), num_layers)
             embeddings = jax.vmap(lambda key: StepEmbedding(config, nnx.Rngs(params=key)))(keys)
             self.blocks.step_embedding = add_layers_axis(embeddings)
-        # Adaptive computation time of each position (Universal Transformer). In all other models its state is
-        # the input of the next block: ``step`` returns the block's output, ``input`` and ``end`` the state.
+        # Decides after how many steps each position halts (adaptive computation time, Universal Transformer).
+        # All other models have ``NoHalting``, whose state is the input of the next block: ``step`` returns
+        # the block's output; ``start``, ``input`` and ``end`` return what they are given.
         self.halting = make_halting(config, rngs)
         self.has_product_key_memory = config.has_product_key_memory(has_cross_attention)
         for name, layers in self._layers_by_module.items():
@@ -122,6 +123,7 @@ class Stack(Module):
         # The direction only matters for initialisation, to a bias that starts as ALiBi's slopes: each call
         # passes the direction in which it reads the bias.
         bidirectional = config.is_bidirectional(has_cross_attention)
+        # What all layers share of relative positions: a table of biases, embeddings, sinusoids, or None.
         self.relative = make_shared_relative(config, rngs, bidirectional)
         # Post-norm blocks end with a norm already.
         is_post_norm = config.residual == "post-norm"
@@ -269,18 +271,19 @@ class Stack(Module):
         # All layers have the same mask and frequencies, or they would not be scanned.
         shared_inputs = inputs.inputs_per_layer(1)[0]
         parameters, treedef = jax.tree.flatten(self.blocks)
+        # A parameter that all layers share is [1,...], and cannot be scanned over. None, an empty pytree,
+        # takes its place among the scanned arrays; ``scanned_layer`` reads the shared array itself.
+        is_shared = [len(array) < self.num_layers for array in parameters]
+        scanned = [None if shared else array for array, shared in zip(parameters, is_shared, strict=True)]
 
         def scanned_layer(x, slices_and_args):
             slices, args = slices_and_args
             leaves = [
-                array[0] if layer_slice is None else layer_slice
-                for array, layer_slice in zip(parameters, slices, strict=True)
+                array[0] if shared else layer_slice
+                for array, shared, layer_slice in zip(parameters, is_shared, slices, strict=True)
             ]
             return one_layer(jax.tree.unflatten(treedef, leaves), x, args, shared_inputs)
 
-        # Parameters that all layers share have a leading axis of length 1 and are not scanned over. None, an
-        # empty pytree, stands for them, and ``scanned_layer`` puts the array in its place.
-        scanned = [None if len(array) < self.num_layers else array for array in parameters]
         return jax.lax.scan(scanned_layer, x, (scanned, layer_args), length=self.num_layers)
 
     def _run_unrolled(

@@ -131,7 +131,10 @@ class Transformer(Module):
     def __call__(
         self, batch: Batch, key: Array | None = None
     ) -> Float32[Array, "B T {self.config.vocab_size}"]:
-        """Return logits float32 [B,T,V]: decoders predict the next token, encoders each position's own."""
+        """Return logits float32 [B,T,V].
+
+        A decoder's at position t predict token t + 1. An encoder's predict token t itself, as in a masked LM.
+        """
         return self.logits(self.features(batch, key))
 
     def features(self, batch: Batch, key: Array | None = None) -> Float[Array, "B T {self.config.d_model}"]:
@@ -181,9 +184,11 @@ class Transformer(Module):
         """Return the logits float32 [B,T,V] of one softmax for states x [B,T,D]."""
         config = self.config
         x = self.transform(self.narrowing(x))
+        # Outside muP, base_width is d_model and width_factor is 1. In muP, base_width is the d_model of the
+        # base model, and width_factor is base_width / d_model.
         if config.output.logits.endswith("scaled"):
             x = x * config.base_width**-0.5
-        if config.width_factor != 1:  # muP
+        if config.width_factor != 1:
             x = x * config.width_factor
         if self.head is not None:
             logits = dense(x, self.head.kernel[...].astype(x.dtype), jnp.float32)
@@ -260,9 +265,9 @@ class Transformer(Module):
     def _encoder_key_value(
         self, block_inputs: Array | None, encoded: Array, inputs: AttentionInputs
     ) -> LayerCache | None:
-        """Return keys and values [layers,B,K,S,H] of transparent attention; None without it.
+        """Return the keys and values [layers,B,K,S,H] that transparent attention reads.
 
-        Without it each block computes its own from ``inputs.encoded``.
+        None in all other models, whose blocks compute their own from ``inputs.encoded``.
         """
         if self.layer_weights is None:
             return None
@@ -271,7 +276,10 @@ class Transformer(Module):
         )
 
     def _encode(self, batch: Batch, key: Array | None) -> StackOutput:
-        """Return the encoder's output, with states [B,S,D]: of two streams, those of the query stream."""
+        """Return the encoder's output, with states [B,S,D].
+
+        If it has two streams (XLNet), these are the states of the query stream.
+        """
         output = self._encoder(*self._encoder_inputs(batch), key=key)
         if batch.side("encoder").prediction_order is None:
             return output

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Float32, Int, Shaped
 
-MIN_SQUARED_NORM = 1e-16  # smaller ones are raised to it, so that zero vectors are not divided by 0
+MIN_SQUARED_NORM = 1e-16  # of a vector that is divided by its length; a smaller one is raised to it
 
 
 class LossSums(NamedTuple):
@@ -155,7 +155,7 @@ def cosine_distance(
 ) -> tuple[Float32[Array, ""], Float32[Array, ""]]:
     """Return the sums of 1 - cos(x, teacher_x) and of the weights, for vectors [B,T,D] and weights [B,T].
 
-    The distance of a zero vector is 1. No gradient reaches the teacher.
+    The distance of a zero vector is 1, and its gradient 0. No gradient reaches the teacher.
     """
     weights = jnp.asarray(weights, jnp.float32)
     directions = (_direction(each) for each in (x, jax.lax.stop_gradient(teacher_x)))
@@ -164,9 +164,12 @@ def cosine_distance(
 
 
 def _direction(x: Array) -> Array:
-    """Return vectors [...,D] divided by their lengths, in float32; zero vectors stay zero."""
+    """Return vectors [...,D] over their lengths, in float32; of a zero vector 0, with gradient 0."""
     x = x.astype(jnp.float32)
-    return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), MIN_SQUARED_NORM))
+    squared_norm = jnp.square(x).sum(-1, keepdims=True)
+    direction = x * jax.lax.rsqrt(jnp.maximum(squared_norm, MIN_SQUARED_NORM))
+    # Without this the gradient at 0 would be the teacher's direction times MIN_SQUARED_NORM^-0.5, 1e8.
+    return jnp.where(squared_norm == 0, 0.0, direction)
 
 
 def in_range(targets: Int[Array, "*shape"], classes: int) -> Bool[Array, "*shape"]:

@@ -46,9 +46,9 @@ class RandomBlocks(NamedTuple):
     """
 
     per_query_block: int  # how many are drawn for each block of queries
-    total: int  # number of blocks of a row
+    num_blocks: int  # number of blocks of a row
     window: int  # how far the window reaches back; none of it is drawn [blocks]
-    first: int  # number of blocks at the start that all attend to; none of them is drawn
+    num_global_blocks: int  # blocks at the start that all attend to anyway; none of them is drawn
 
 
 class MaskSpec(NamedTuple):
@@ -95,15 +95,15 @@ class MaskSpec(NamedTuple):
             inside = inside | jnp.asarray(drawn | drawn.T)[query["position"], key["position"]]
         return inside
 
-    def window_bounds(self, names: Container[str]) -> tuple[int | None, int | None]:
+    def window_bounds(self, id_names: Container[str]) -> tuple[int | None, int | None]:
         """Return how far behind and ahead of a query its visible keys can lie [indices]; None: no bound.
 
-        ``names`` are the names of the ids in use. Kernels skip the tiles outside of these bounds.
+        ``id_names`` are the names of the ids in use. Kernels skip the tiles outside of these bounds.
         """
         behind, ahead = NO_BOUNDS
-        if self.window is not None and "position" not in names and "global" not in names:
+        if self.window is not None and "position" not in id_names and "global" not in id_names:
             behind, ahead = self.window.behind, self.window.ahead
-        if self.causal and "prefix" not in names:
+        if self.causal and "prefix" not in id_names:
             ahead = 0
         return behind, ahead
 
@@ -120,17 +120,20 @@ class MaskSpec(NamedTuple):
 
 
 def _ranges_meet(query: Array, key: Array, *, behind: int, ahead: int) -> Array:
+    """Return bool []: False if all key ids of a tile are too far behind all query ids, or too far ahead."""
     return (key.max() >= query.min() - behind) & (key.min() <= query.max() + ahead)
 
 
 def draw_random_blocks(blocks: RandomBlocks) -> Bool[np.ndarray, "blocks blocks"]:
-    """Return bool [total,total]: which earlier blocks are drawn for each block of queries.
+    """Return bool [blocks,blocks]: which earlier blocks are drawn for each block of queries.
 
-    The draw is deterministic and does not depend on ``total``. Early blocks have fewer to draw from.
+    The draw is deterministic, and the same for the first blocks of a longer row. Early blocks have fewer to
+    draw from.
     """
-    drawn = np.zeros((blocks.total, blocks.total), bool)
+    drawn = np.zeros((blocks.num_blocks, blocks.num_blocks), bool)
     for query, row in enumerate(drawn):
-        candidates = np.arange(blocks.first, max(blocks.first, query - blocks.window))
+        end = max(blocks.num_global_blocks, query - blocks.window)
+        candidates = np.arange(blocks.num_global_blocks, end)
         row[np.random.default_rng(query).permutation(candidates)[: blocks.per_query_block]] = True
     return drawn
 

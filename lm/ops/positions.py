@@ -1,8 +1,11 @@
 """Position encodings: sinusoids, rotary embeddings, and biases of attention logits by relative position.
 
-A relative position is a key's index in its row minus the query's. A bias that is no array yet is a static
-function of the relative position and a few coefficients per head, float32 [N,R]: all that a kernel has to
-read to evaluate it tile by tile.
+A relative position is a key's index in its row minus the query's. A bias is an array [B|1,N|1,T,S], or an
+object (``BucketedBias``, ``AlibiBias``) that kernels evaluate tile by tile. Such an object has
+``coefficients``, float32 [N,R], R numbers for each head, and a ``function``, which maps relative positions
+and the coefficients of a head to its bias.
+
+Shapes: B rows, T queries, S keys, N heads of width H; P = T + S - 1 relative positions.
 """
 
 from collections.abc import Callable
@@ -101,8 +104,8 @@ def _signed_starts(exact: int, max_distance: int) -> list[int]:
 def disentangled_bias(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S N H"],
-    position_keys: Float[Array, "R N H"] | None,
-    position_queries: Float[Array, "R N H"] | None,
+    position_keys: Float[Array, "P N H"] | None,
+    position_queries: Float[Array, "P N H"] | None,
 ) -> Float32[Array, "B N T S"]:
     """Return what disentangled attention adds to the products of queries and keys (He et al. 2021).
 
@@ -111,20 +114,20 @@ def disentangled_bias(
         q_i . k_j  +  q_i . k^r_ij  +  k_j . q^r_ij
 
     content to content, content to position and position to content. Returned are the last two sums, float32
-    [B,N,T,S]; one of them alone if the other's vectors are None. Row r of the position keys k^r and queries
-    q^r, [R,N,H] with R = T + S - 1, belongs to the relative position r - (T - 1). Both sums read the vector
+    [B,N,T,S]; one of them alone if the other's vectors are None. Row p of the position keys k^r and queries
+    q^r, [P,N,H] with P = T + S - 1, belongs to the relative position p - (T - 1). Both sums read the vector
     of the same relative position, as the released program does; the paper's last one has that of the opposite
     sign.
     """
     length, key_length = query.shape[1], key.shape[1]
     bias = jnp.zeros((1, 1, length, key_length), jnp.float32)
     if position_keys is not None:
-        products = jnp.einsum("btnh,rnh->bntr", query, position_keys, preferred_element_type=jnp.float32)
+        products = jnp.einsum("btnh,pnh->bntp", query, position_keys, preferred_element_type=jnp.float32)
         bias = bias + _relative_shift(products)
     if position_queries is not None:
         # Seen from the keys, relative positions have the opposite sign, and come in the opposite order.
         reverse = position_queries[::-1]
-        products = jnp.einsum("bsnh,rnh->bnsr", key, reverse, preferred_element_type=jnp.float32)
+        products = jnp.einsum("bsnh,pnh->bnsp", key, reverse, preferred_element_type=jnp.float32)
         bias = bias + _relative_shift(products).swapaxes(-1, -2)
     return bias
 
@@ -144,11 +147,11 @@ def relative_type_bias(
     return jnp.where(is_other, products[..., 1:], products[..., :1])
 
 
-def _relative_shift(products: Float32[Array, "B N T R"]) -> Float32[Array, "B N T S"]:
-    """Return [B,N,T,S] from products by relative position [B,N,T,R], R = T + S - 1: [i,j] is [i, j-i+T-1].
+def _relative_shift(products: Float32[Array, "B N T P"]) -> Float32[Array, "B N T S"]:
+    """Return [B,N,T,S] from products by relative position [B,N,T,P], P = T + S - 1: [i,j] is [i, j-i+T-1].
 
     The relative shift of Dai et al. 2019, appendix B: row i begins at element T - 1 - i, so rows are padded
-    to R + 1 elements, joined, and cut again into rows of R from element T - 1 on. Neither this nor its
+    to P + 1 elements, joined, and cut again into rows of P from element T - 1 on. Neither this nor its
     gradient gathers anything.
     """
     batch, heads, length, count = products.shape
@@ -206,17 +209,18 @@ def rotate(
     x: Float[Array, "B T N H"],
     positions: Int[Array, "#B T"],
     frequencies: Float[Array | np.ndarray, " half"],
-    factor: float,
+    attention_scaling: float,
     layout: str,
 ) -> Float[Array, "B T N H"]:
     """Return x [B,T,N,H], its first R features rotated by positions [B|1,T] times ``frequencies`` [R/2].
 
     Rotary position embeddings (Su et al. 2021). Feature i is paired with feature i + R/2 where ``layout`` is
     "halves", feature 2i with 2i + 1 where it is "pairs": the same logits once the features are permuted.
+    Cosines and sines are multiplied by ``attention_scaling``, which is 1 without YaRN (Peng et al. 2023).
     """
     half, axis = len(frequencies), _PAIR_AXES[layout]
     angles = _angles(positions, frequencies)[:, :, None, :]
-    cos, sin = factor * jnp.cos(angles), factor * jnp.sin(angles)
+    cos, sin = attention_scaling * jnp.cos(angles), attention_scaling * jnp.sin(angles)
     rotated, rest = jnp.split(x, (2 * half,), axis=-1)
     by_pair = rotated.reshape(*x.shape[:-1], *((2, half) if axis == -2 else (half, 2)))
     first, second = jnp.unstack(by_pair, axis=axis)
@@ -240,7 +244,10 @@ def segment_lengths(
 
 
 def _angles(positions: Array, frequencies: Array | np.ndarray) -> Array:
-    """Return float32 [..., F] of positions [...] and frequencies [F]; bfloat16 rounds positions above 256."""
+    """Return positions [...] times frequencies [F], float32 [...,F].
+
+    Positions become float32 before the product: bfloat16 has all integers up to 256 only.
+    """
     positions = jnp.asarray(positions, jnp.float32)
     return positions[..., None] * jnp.asarray(frequencies, jnp.float32).reshape(*(1,) * positions.ndim, -1)
 
@@ -261,8 +268,15 @@ def alibi_slopes(heads: int) -> Float32[np.ndarray, " N"]:
     return np.concatenate([slopes(power), slopes(2 * power)[::2]])[:heads].astype(np.float32)
 
 
-def initial_slopes(heads: int) -> Float32[np.ndarray, " N"]:
-    """Return float32 [N]: 1, 1/2, 1/4, ..., spaced more closely where more than 8 heads end at about 2^-8."""
+def initial_bias_slopes(heads: int) -> Float32[np.ndarray, " N"]:
+    """Return float32 [N]: slopes with which a learned bias starts if ``relative_bias_start`` is "slopes".
+
+    That of head n = 0, 1, ... is 2^-n for up to 8 heads, and 2^(-8n/N) for more. Unlike ALiBi's, the first
+    is 1.
+
+    >>> initial_bias_slopes(4).tolist()
+    [1.0, 0.5, 0.25, 0.125]
+    """
     return (2.0 ** (-8 / max(heads, 8) * np.arange(heads))).astype(np.float32)
 
 
@@ -355,14 +369,13 @@ class BucketedBias:
         Along a diagonal all relative positions are equal, so T+S numbers per head make the matrix: written
         again and again in rows one shorter than their period, each row is the one above moved right by one.
         """
-        side = max(length, key_length)
-        period = 2 * side
+        period = length + key_length
         offset = jnp.arange(period)
-        bias = self._by_head(jnp.where(offset < side, offset, offset - period))
+        bias = self._by_head(jnp.where(offset < key_length, offset, offset - period))
         heads = bias.shape[0]
-        rows = jnp.broadcast_to(bias[:, None, :], (heads, side, period)).reshape(heads, -1)
-        rows = rows[:, : side * (period - 1)].reshape(heads, side, period - 1)
-        return rows[None, :, :length, :key_length]
+        rows = jnp.broadcast_to(bias[:, None, :], (heads, length, period)).reshape(heads, -1)
+        rows = rows[:, : length * (period - 1)].reshape(heads, length, period - 1)
+        return rows[None, :, :, :key_length]
 
     @property
     def coefficients(self) -> Array:
@@ -386,10 +399,10 @@ class BucketedBias:
         return means
 
     def converted(self, bidirectional: bool) -> "BucketedBias":
-        """Return the bias for a stack that attends to one side where this one's does to both, or back.
+        """Return the bias for a causal stack if this one's attends to both sides, or the other way round.
 
-        Each bucket gets the number of this bias at its mean distance, behind the query. One that attends to
-        both sides is then symmetric.
+        Each new bucket gets this bias at the bucket's mean distance behind the query, so a new bias for both
+        sides is symmetric.
         """
         new = replace(self, bidirectional=bidirectional)
         distances = jnp.asarray(np.rint(new.mean_distances), jnp.int32)
@@ -408,12 +421,16 @@ class BucketedBias:
         return (one_hot @ self.table).T.reshape(-1, *relative_position.shape)
 
     def _runs(self) -> list[tuple[int, int]]:
-        """Return (first relative position, bucket) of each run in one bucket; the first run has no start."""
-        side = len(self.table) // 2 if self.bidirectional else len(self.table)
-        far = logarithmic_starts(side, self.max_distance)
-        least = [*range(side - len(far)), *far, self.max_distance + 1]  # distance of each bucket of one side
-        before = [(1 - least[bucket + 1], bucket) for bucket in reversed(range(side))]
-        after = [(max(1, least[bucket]), side + bucket) for bucket in range(side)]
+        """Return (start, bucket) of each run of relative positions that share a bucket, in ascending order.
+
+        The first run has no true start: it holds all positions before the second one's.
+        """
+        buckets_per_side = len(self.table) // 2 if self.bidirectional else len(self.table)
+        far = logarithmic_starts(buckets_per_side, self.max_distance)
+        # the least distance in each bucket of one side
+        least = [*range(buckets_per_side - len(far)), *far, self.max_distance + 1]
+        before = [(1 - least[bucket + 1], bucket) for bucket in reversed(range(buckets_per_side))]
+        after = [(max(1, least[bucket]), buckets_per_side + bucket) for bucket in range(buckets_per_side)]
         return before + after if self.bidirectional else before
 
 
@@ -444,7 +461,7 @@ class AlibiBias:
 
 
 PositionBias = BucketedBias | AlibiBias
-AnyBias = Array | PositionBias | None  # float32 [B|1,N|1,T,S], or no array yet
+AnyBias = Array | PositionBias | None  # float32 [B|1,N|1,T,S], or an object; None: no bias
 
 
 def materialize_bias(bias: AnyBias, length: int, key_length: int) -> Array | None:

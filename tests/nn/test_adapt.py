@@ -21,6 +21,7 @@ from lm.sharding import make_mesh, named
 from lm.train.step import StepSpec, build
 
 LLAMA = replace(small_models.CONFIGS["llama-3.1-8b"], dropout=0.0)
+LLAMA_TIED = changes(LLAMA, {"output.logits": "tied"})
 T5_SHAPE = replace(small_models.CONFIGS["decoder"], dropout=0.0)
 BERT = replace(small_models.CONFIGS["bert-base"], dropout=0.0)
 BOTH = {"architecture": "encoder-decoder"}
@@ -92,6 +93,31 @@ def test_an_encoders_weights_are_those_of_both_stacks_and_cross_attention_is_ran
     assert said[-1] == "left behind: next_sentence, pooler"
 
 
+@pytest.mark.parametrize("architecture", ["decoder", "prefix-decoder", "encoder-decoder", "encoder"])
+def test_an_encoder_with_a_causal_mask_starts_models_of_all_architectures(architecture):
+    causal = changes(BERT, {"attention.encoder_mask": "causal"})
+    config = adapt.adapted_config(causal, {"architecture": architecture})
+    assert config.attention.encoder_mask == ("causal" if architecture == "encoder" else "none")
+
+
+def test_the_gate_of_cross_attention_starts_as_that_of_self_attention():
+    gated = changes(T5_SHAPE, {"universal.gate": "gru"})
+    params = named(adapted(gated, BOTH)[0])
+    own, cross = (params[f"decoder.blocks.{each}_gate.gates.kernel"] for each in ("attention", "cross"))
+    np.testing.assert_array_equal(own, cross)
+    assert "decoder: the checkpoint's decoder" in adapt.describe(gated, adapt.adapted_config(gated, BOTH))
+
+
+def test_two_embeddings_both_start_as_the_checkpoints_and_a_new_output_matrix_is_random():
+    new = BOTH | {"embedding.encoder": "separate", "output.logits": "separate"}
+    model, old = adapted(LLAMA_TIED, new)
+    params, table = named(model), named(old)["embed.table"]
+    np.testing.assert_array_equal(params["embed.table"], table)
+    np.testing.assert_array_equal(params["encoder_embed.table"], table)
+    assert np.abs(params["head.kernel"] - table.T).max() > 0.01
+    assert "embedding and output: the checkpoint's, random head" in adapt.describe(LLAMA_TIED, model.config)
+
+
 def test_a_model_of_fewer_layers_is_that_in_which_the_others_add_nothing():
     config = changes(LLAMA, {"num_decoder_layers": 3})
     old, counts = small_models.made(config), {"num_decoder_layers": 2}
@@ -107,6 +133,8 @@ def test_a_model_of_fewer_layers_is_that_in_which_the_others_add_nothing():
     windows = changes(config, {"sparsity.layer_windows": (2, None, 2)})
     with pytest.raises(SettingError, match="sparsity.layer_windows=.* makes layers that differ"):
         adapt.drop_layers(windows, named(old), counts)
+    with pytest.raises(SettingError, match="num_decoder_layers=4 is more than 3"):
+        adapt.drop_layers(config, named(old), {"num_decoder_layers": 4})
 
 
 def test_a_line_of_each_part_says_where_it_comes_from():

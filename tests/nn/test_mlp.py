@@ -96,6 +96,8 @@ def test_a_partial_rms_norm_divides_by_the_root_mean_square_of_the_first_feature
     x = jax.random.normal(jax.random.key(0), (5, 768))
     expected = x / jnp.sqrt((x[:, :52] ** 2).mean(-1, keepdims=True) + 1e-6)
     np.testing.assert_allclose(norm(x), expected, rtol=1e-5)
+    seven = make_norm(NormConfig("rms", fraction=0.07), 100)  # 100 * 0.07 is 7.000000000000001
+    np.testing.assert_allclose(jnp.square(seven(x[:, :100])[:, :7]).mean(-1), 1, rtol=1e-4)
     whole = make_norm(NormConfig("rms"), 768)
     np.testing.assert_array_equal(whole(x), RMSNorm(768, 1e-6)(x))
     with pytest.raises(SettingError, match="norm.fraction=1.5 should be at most 1"):

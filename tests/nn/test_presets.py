@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lm.config.model import SpecialTokens
 from lm.nn.layers import num_parameters
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
@@ -204,3 +205,9 @@ def test_parameter_counts_are_those_of_released_weights_of_the_study_or_about_th
 def test_gpt_neox_has_the_tanh_form_of_gelu_and_pythia_that_of_the_error_function():
     assert PRESETS["gpt-neox-20b"].mlp.activation == "gelu-tanh"
     assert {PRESETS[name].mlp.activation for name in PRESETS if name.startswith("pythia-")} == {"gelu"}
+
+
+def test_santacoders_end_of_text_comes_after_its_vocabulary_and_starcoders_is_the_first_token():
+    """As in the config.json that bigcode released with each."""
+    assert PRESETS["santacoder"].special == SpecialTokens(pad=0, eos=49_152, start=None)
+    assert PRESETS["starcoder"].special == SpecialTokens(pad=0, eos=0, start=None)

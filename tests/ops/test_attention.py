@@ -11,10 +11,12 @@ from flax import nnx
 
 from lm.config.base import SettingError
 from lm.config.layers import AttentionConfig, PositionsConfig
+from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig
 from lm.nn.attention import Attention
-from lm.nn.attention_dispatch import IMPLEMENTATIONS, choose_implementation
+from lm.nn.attention_dispatch import IMPLEMENTATIONS, Implementation, attend, choose_implementation
 from lm.nn.attention_inputs import AttentionInputs
+from lm.nn.cache import KeyValue
 from lm.ops.attention import (
     AttentionOptions,
     attention_logits,
@@ -29,6 +31,7 @@ from lm.ops.kernels.tile_sweep import BACKENDS
 from lm.ops.kernels.xla import xla_attention
 from lm.ops.masks import AttentionMask, MaskSpec, Window, key_segments, materialize_mask
 from lm.ops.positions import AlibiBias, BucketedBias, materialize_bias
+from lm.sharding import make_mesh
 
 ROWS, LENGTH, KEY_LENGTH, HEADS, WIDTH = 2, 21, 28, 4, 8  # neither length is a multiple of a tile
 SEGMENTS = jnp.array([[1] * 8 + [2] * 9 + [0] * 4, [1] * 16 + [2] * 5])
@@ -277,3 +280,25 @@ def test_cudnn_refuses_a_bias_rather_than_leaving_it_out():
     query = draw(1, 8, 2, 16, seed=0)
     with pytest.raises(ValueError, match="takes no bias"):
         cudnn.cudnn_attention(query, query, query, None, jnp.ones((1, 2, 8, 8)))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 1), (1, 4), (4, 4)], ids=str)
+def test_a_mask_that_is_an_array_is_spread_over_devices_with_the_rows_and_heads_that_it_has(
+    monkeypatch, shape
+):
+    """XLNet's two streams and merged attention have such masks; of the kernels "cudnn" alone takes them."""
+    monkeypatch.setattr("lm.nn.attention_dispatch._platform", lambda: "gpu")
+    on_a_cpu = Implementation(cudnn.SUPPORTED, lambda _query_offset: xla_attention)
+    monkeypatch.setitem(IMPLEMENTATIONS, "cudnn", on_a_cpu)
+    attention = AttentionConfig(d_kv=8, num_heads=4, implementation="cudnn")
+    config = ModelConfig(dtype="bfloat16", positions=PositionsConfig(kind="rotary"), attention=attention)
+    query, key, value = (draw(4, 6, 4, 8, seed=seed) for seed in range(3))
+    mask = jax.random.bernoulli(jax.random.key(3), 0.5, (*shape, 6, 6))
+
+    @jax.jit
+    def out(query, key, value, mask):
+        return attend(config, query, KeyValue(key, value), mask, None, AttentionOptions())
+
+    with jax.set_mesh(make_mesh(MeshConfig(data=2, tensor=2), jax.devices()[:4])):
+        spread = np.asarray(out(query, key, value, mask))
+    np.testing.assert_allclose(spread, xla_attention(query, key, value, mask), atol=1e-6)

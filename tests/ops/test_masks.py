@@ -88,7 +88,7 @@ def test_what_a_model_sees_is_what_its_conditions_say(architecture, sparsity):
         everywhere = first | (GLOBAL > 0) if side == "encoder" else first
         seen |= dense.global_tokens(everywhere, everywhere)
         if sparsity.random_blocks:
-            drawn = draw_random_blocks(RandomBlocks(1, 3, window=0, first=1))
+            drawn = draw_random_blocks(RandomBlocks(1, 3, window=0, num_global_blocks=1))
             seen |= (drawn | drawn.T)[block[:, :, None], block[:, None, :]]
         expected &= seen
     found = make_attention_inputs(config, batch(side), side, None).mask
@@ -107,18 +107,18 @@ def test_a_step_of_decoding_sees_what_the_last_token_of_the_whole_row_sees(spars
 
 
 def test_random_blocks_are_so_many_that_neither_the_window_nor_the_first_blocks_hold():
-    blocks = RandomBlocks(per_query_block=3, total=20, window=2, first=1)
+    blocks = RandomBlocks(per_query_block=3, num_blocks=20, window=2, num_global_blocks=1)
     drawn = draw_random_blocks(blocks)
     np.testing.assert_array_equal(drawn.sum(1), np.clip(np.arange(20) - 2 - 1, 0, 3))
     query, key = np.nonzero(drawn)
     assert ((key >= 1) & (key < query - 2)).all()
     assert len(np.unique(drawn[6:], axis=0)) > 10
-    np.testing.assert_array_equal(drawn[:12, :12], draw_random_blocks(blocks._replace(total=12)))
+    np.testing.assert_array_equal(drawn[:12, :12], draw_random_blocks(blocks._replace(num_blocks=12)))
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_causal_query_sees_its_random_blocks_and_any_other_also_those_that_drew_its_block(causal):
-    blocks = RandomBlocks(per_query_block=2, total=10, window=1, first=0)
+    blocks = RandomBlocks(per_query_block=2, num_blocks=10, window=1, num_global_blocks=0)
     numbers = {"position": jnp.arange(40)[None] // 4}
     near = mask(MaskSpec(causal, Window(1, 1)), 40, **numbers)
     drawn = draw_random_blocks(blocks)

@@ -19,7 +19,8 @@ from lm.evaluate.sampling import next_token
 from lm.nn.attention import attention_scale
 from lm.ops.attention import attention_weights, bilinear_query
 from lm.ops.losses import accuracy, cosine_distance, cross_entropy, soft_cross_entropy
-from lm.ops.positions import AlibiBias, alibi_slopes, rotate, sinusoids
+from lm.ops.masks import relative_positions
+from lm.ops.positions import AlibiBias, BucketedBias, alibi_slopes, rotate, sinusoids
 
 
 def random(*shape, seed=0):
@@ -84,6 +85,12 @@ def test_the_loss_against_a_teacher_is_the_cross_entropy_at_the_temperature_time
     (found, _), gradient = jax.value_and_grad(distance, has_aux=True)(jnp.float32(student))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert np.isfinite(gradient).all() and not gradient[weights == 0].any()
+
+
+def test_a_zero_vector_has_no_direction_and_so_distance_1_and_gradient_0():
+    x, teacher, weights = jnp.zeros((1, 1, 3)), random(1, 1, 3), jnp.ones((1, 1))
+    (distance, _), gradient = jax.value_and_grad(cosine_distance, has_aux=True)(x, teacher, weights)
+    assert distance == 1 and not gradient.any()
 
 
 def test_losses_of_micro_batches_add_up_and_large_logits_stay_finite():
@@ -209,6 +216,14 @@ def test_alibi_falls_with_distance_by_the_slope_of_each_head():
     bias = AlibiBias(jnp.asarray(alibi_slopes(8))).materialize(2, 3)
     np.testing.assert_array_equal(bias[0, 0], [[0, -0.5, -1], [-0.5, 0, -0.5]])
     np.testing.assert_array_equal(bias[0, 7], bias[0, 0] / 2**7)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (3, 5), (5, 3), (1, 7), (7, 1)], ids=str)
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_the_array_of_a_bucketed_bias_is_its_value_at_each_relative_position(lengths, bidirectional):
+    bias = BucketedBias(random(8, 2), bidirectional, 4)
+    expected = bias.evaluate(relative_positions(*lengths))
+    np.testing.assert_array_equal(bias.materialize(*lengths), expected)
 
 
 TIMES = """
