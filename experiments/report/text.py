@@ -341,7 +341,7 @@ def _is_judged(comparison: Comparison, name: str) -> bool:
 def bound_sign(runs: Iterable[Result]) -> str:
     """Return "≤" if only an upper bound of perplexity and bits per byte is known, as for masked diffusion."""
     likelihoods = (run.likelihood() for run in runs)
-    return "≤" if any(x is not None and x.variance is not None for x in likelihoods) else ""
+    return "≤" if any(x is not None and x.is_bound for x in likelihoods) else ""
 
 
 def mean_z_title(group: Group) -> str:
@@ -1009,7 +1009,7 @@ def document_notes(comparison: Comparison) -> list[str]:
     runs = [run for row in comparison.table.rows for run in comparison.runs_of(row)]
     known = [x for run in runs if (x := run.likelihood()) is not None]
     sizes = dict.fromkeys((x.tokens, x.words, x.bytes) for x in known)
-    widest = max((x.bits_per_byte_interval for x in known if x.variance is not None), default=None)
+    widest = max((x.bits_per_byte_interval for x in known if x.is_bound), default=None)
     bounds = []
     if widest is not None:
         bounds.append(
