@@ -311,6 +311,11 @@ class Likelihood(NamedTuple):
     variance: float | None = None
 
     @property
+    def is_bound(self) -> bool:
+        """Return whether ``nats`` are an estimated upper bound, as of masked diffusion."""
+        return self.variance is not None
+
+    @property
     def perplexity(self) -> float:
         """Return the perplexity per token, comparable between models with the same vocabulary."""
         return _exp(self.nats / self.tokens)

@@ -114,7 +114,11 @@ def error_hints(error: str, words: Sequence[str], name: str) -> Iterator[str]:
             if TOPOLOGY.fullmatch(word):
                 yield f"{word}: did you mean --topology {word}?"
             else:
-                yield f"{word}: one word too many: lm {name}{positional_names(function_of(name))} [OPTIONS]"
+                usage = positional_names(function_of(name))
+                hint = "; for several, run it once for each, or name a pattern such as 't5/*'" * (
+                    "PATTERN" in usage
+                )
+                yield f"{word}: one word too many: lm {name}{usage} [OPTIONS]{hint}"
 
 
 def positional_names(function: Callable[..., Any]) -> str:

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from glob import escape
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ from experiments.runs.paths import find_cache
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import UNDEFINED, Result, read_result
 from experiments.runs.sources import Sources
+from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
-from experiments.study.paths import row_folder
+from experiments.study.overrides import effective_overrides, overrides_of
+from experiments.study.paths import row_folder, run_folder, seed_folders
 from experiments.study.plugins import plugin_arguments
-from experiments.study.registry import REGISTRY, equal_rows
+from experiments.study.registry import REGISTRY, TABLES, build, equal_rows
 from experiments.study.scales import SCALES
+from experiments.study.words import setting_arguments
 from lm.config.base import SettingError
 from lm.data.corpus.shards import iter_documents
 from lm.data.tasks.benchmarks import TASKS
@@ -168,7 +172,7 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
         picture = f"{lm} draw attention {run} --text {prompt}"
     else:
         picture = f"{lm} show {name} --examples 3"
-    return look, picture, f"{lm} {report_command(name, folder)}"
+    return look, picture, f"{lm} {report_command(name, experiment, folder)}"
 
 
 def prompt_of_text(experiment: Experiment, folder: Path) -> str:
@@ -185,24 +189,59 @@ def prompt_of_text(experiment: Experiment, folder: Path) -> str:
     return "The"
 
 
-def report_command(name: str, folder: Path) -> str:
-    """Return the command, without ``lm``, that reports the run of row ``name`` in ``folder`` in its table."""
-    scale_folder, has_overrides = _scale_folder(name, folder)
+def report_command(name: str, experiment: Experiment, folder: Path) -> str:
+    """Return the command, without ``lm``, that reports the run of row ``name`` in ``folder`` in its table.
+
+    A run with settings given by hand is reported beside the rows with the same settings, which are compared.
+    If there are none, but runs of ``name`` with other settings, ``--variants`` shows these side by side.
+    """
+    scale_folder, plain = _scale_folder(name, folder)
+    runs, scale = scale_folder.parent, scale_folder.name
     words = ["report", REGISTRY[name].table]
-    if scale_folder.name != "nano":
-        words += ["--scale", scale_folder.name]
-    if scale_folder.parent != RUNS:
-        words += ["--runs", str(scale_folder.parent)]
-    return shlex.join([*words, "--variants"] if has_overrides else words)
+    if scale != "nano":
+        words += ["--scale", scale]
+    if folder.parent != plain:
+        overrides = overrides_of(name, scale, experiment)
+        overrides.pop("seed", None)
+        # What a checkpoint decides cannot be told from what was given beside --start.
+        is_comparison = not experiment.start.model and (
+            _is_run_of_other_row(name, overrides, runs, scale) or not _other_settings(plain, folder)
+        )
+        words += setting_arguments(overrides) if is_comparison else ["--variants"]
+    if runs != RUNS:
+        words += ["--runs", str(runs)]
+    return shlex.join(words)
 
 
-def _scale_folder(name: str, folder: Path) -> tuple[Path, bool]:
-    """Return the folder of the scale of a run of row ``name``, and whether settings were overridden."""
+def _is_run_of_other_row(name: str, overrides: Overrides, runs: Path, scale: str) -> bool:
+    """Return whether another row of the table of row ``name`` has runs with these settings."""
+    for row in TABLES[REGISTRY[name].table].rows:
+        if row.needs or row.name in equal_rows(name, scale):
+            continue
+        with suppress(SettingError):  # the settings contradict those of the row
+            experiment = build(row.name, scale, effective_overrides(row.name, scale, overrides))
+            named = overrides_of(row.name, scale, experiment)
+            if seed_folders(run_folder(runs, scale, row.name, 0, named).parent):
+                return True
+    return False
+
+
+def _other_settings(plain: Path, folder: Path) -> list[Path]:
+    """Return the folders of the same row's runs with other settings than the run in ``folder``.
+
+    plain: the folder of the row's runs without settings given by hand.
+    """
+    folders = [plain, *plain.parent.glob(f"{escape(plain.name)},*")]
+    return [other for other in folders if other != folder.parent and seed_folders(other)]
+
+
+def _scale_folder(name: str, folder: Path) -> tuple[Path, Path]:
+    """Return the folder of the scale of a run of row ``name``, and that of its runs without overrides."""
     for parent in folder.parents:
         if parent.name not in SCALES:
             continue
         for row in equal_rows(name, parent.name):
             plain = row_folder(parent.parent, parent.name, row, {})
             if folder.parent.parent == plain.parent and folder.parent.name.split(",")[0] == plain.name:
-                return parent, folder.parent != plain
+                return parent, plain
     raise SettingError(f"{folder} is not a run directory of {name}")

@@ -73,10 +73,15 @@ def check_code(archive: Archive) -> None:
     then, now = archive.summary["code"], code()
     changed = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
     if changed:
-        commit = archive.summary["commit"] or "one that is not recorded"
+        commit, dirty, _ = archive.summary["commit"].partition("-dirty")
+        mend = f"to verify it: git checkout {commit} && make install"
+        if not commit:
+            mend = "its commit is not recorded"
+        elif dirty:
+            mend = f"it is commit {commit} with changes that are not recorded"
         raise SettingError(
-            f"{archive.path}: it was trained by another version, commit {commit}; {len(changed)} modules "
-            f"differ, such as {changed[0]}"
+            f"{archive.path}: it was trained by another version, and {len(changed)} modules differ, such as "
+            f"{changed[0]}; {mend}"
         )
 
 

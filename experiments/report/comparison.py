@@ -63,6 +63,8 @@ MIN_ABOVE_CHANCE = 3.0
 # difference of two runs has sqrt(2) times the standard deviation of one run, and the mean of seven columns
 # has 1/sqrt(7) of that of one column.
 EQUIVALENCE_MARGIN = SIGNIFICANT * sqrt(2 / 7)
+# In place of a standard deviation that is unknown: differences divided by it keep the metric's own unit.
+UNKNOWN_NOISE = 1.0
 # Of a row with more seeds, the examples of this many are resampled; more would hardly narrow an interval.
 MAX_RESAMPLED_SEEDS = 20
 # Why two rows are not compared, in this order: one is still on the unigram plateau; one was never scored
@@ -263,9 +265,10 @@ class Comparison:
 
     @cached_property
     def noise_std(self) -> dict[str, float]:
-        """Return metric -> standard deviation of its value over new seeds and new examples; 1 if unknown.
+        """Return metric -> standard deviation of its value over new seeds and new examples.
 
-        It is that of this table's rows, unless ``share_noise`` has set that of several tables.
+        It is UNKNOWN_NOISE if no row has two seeds that differ and the values of examples are unknown. Else
+        it is that of this table's rows, unless ``share_noise`` has set that of several tables.
         """
         return typical_noise([self])
 
@@ -646,7 +649,9 @@ class Comparison:
 
 
 def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    """Return metric -> standard deviation of its value over new seeds and new examples; 1 if unknown.
+    """Return metric -> standard deviation of its value over new seeds and new examples.
+
+    It is UNKNOWN_NOISE if no row has two seeds that differ and the values of examples are unknown.
 
     The variance over seeds is that within the median row of all tables; an experiment that is a row of
     several tables counts once. Rows that have not left the unigram plateau are excluded, unless no row has
@@ -677,7 +682,8 @@ def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
     noise = {}
     for metric_name, rows in values.items():
         known = [x for variances in example_variances[metric_name].values() for x in variances]
-        noise[metric_name] = hypot(typical_std(rows.values()), sqrt(mean(known or [0.0]))) or 1.0
+        std = hypot(typical_std(rows.values()), sqrt(mean(known or [0.0])))
+        noise[metric_name] = std or UNKNOWN_NOISE
     return noise
 
 

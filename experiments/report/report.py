@@ -294,8 +294,9 @@ def _section(table_report: TableReport) -> Section:
     comparison = table_report.comparison
     title = table_title(comparison.table)
     parts = [f"## {title}"]
+    named_by_claims = text.rows_of_claims(table_report.verdicts)
     for heading, sheet in table_report.sheets.items():
-        parts += [f"{heading or 'Scores'}:", markdown(sheet)]
+        parts += [f"{heading or 'Scores'}:", markdown(text.with_keys(sheet, named_by_claims))]
     parts += table_report.notes
     parts += [f"![{escape_markdown(grid.title)}]({file}.png)" for file, grid in table_report.figures.items()]
     baseline = comparison.experiments[comparison.baseline.name]

@@ -1,5 +1,6 @@
 """Makes the text of a report on a table: sheets of scores, differences, metrics and verdicts, and notes."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from experiments.report.comparison import (
     EQUIVALENCE_MARGIN,
     MIN_ABOVE_CHANCE,
     UNCOMPARED,
+    UNKNOWN_NOISE,
     BaselineDifference,
     BaselineVerdict,
     Comparison,
@@ -23,6 +25,7 @@ from experiments.report.comparison import (
 from experiments.report.metrics import (
     BITS_PER_BYTE,
     GROUP_TITLES,
+    HELD_OUT_LOSS,
     JUDGED_BUDGETS,
     LIKELIHOODS,
     UNITS,
@@ -66,6 +69,7 @@ SHORT_TITLES: dict[str, str] = {  # of groups, for lines of 80 columns
     GROUP_TITLES["both"]: "both",
     GROUP_TITLES["held-out text"]: "held-out",
 }
+OWN_UNITS = {BITS_PER_BYTE: "bits per byte", HELD_OUT_LOSS: "nats per token"}  # of held-out text
 ORDER = "Order of rows beside the paper's"
 CONCLUSIONS = "Conclusions stated in the table's file"
 DIFFERENCES = "Difference from the baseline, with its 95 % confidence interval"
@@ -108,7 +112,8 @@ conclusion in the table's file, written before the rows are run. A conclusion ma
 as good as each other (≈): it is confirmed if they are equivalent, contradicted if one is significantly \
 better, and otherwise undecided. The *mean z-score* is the mean over columns of the difference from the \
 baseline, each in standard deviations of a run, which are those of the median row of all tables of the \
-report. The columns are fixed and in two halves of equal weight: *reading* (cannot be answered without the \
+report. Where these are unknown, as of held-out text with one seed, differences keep the metric's own \
+unit. The columns are fixed and in two halves of equal weight: *reading* (cannot be answered without the \
 input; the paper's own columns are of this kind, so claims are judged on this half first) and *language* \
 (how well the model knows the text's language). A column at chance counts too. A table without tasks is \
 judged by its held-out text instead. Our runs confirm or contradict a claim if the difference is significant \
@@ -341,7 +346,7 @@ def _is_judged(comparison: Comparison, name: str) -> bool:
 def bound_sign(runs: Iterable[Result]) -> str:
     """Return "≤" if only an upper bound of perplexity and bits per byte is known, as for masked diffusion."""
     likelihoods = (run.likelihood() for run in runs)
-    return "≤" if any(x is not None and x.variance is not None for x in likelihoods) else ""
+    return "≤" if any(x is not None and x.is_bound for x in likelihoods) else ""
 
 
 def mean_z_title(group: Group) -> str:
@@ -494,6 +499,26 @@ def _exit_step_cell(comparison: Comparison, row: Row) -> Cell:
     if len(steps) < len(pretrained):
         parts.append(f"{len(pretrained) - len(steps)} of {len(pretrained)} not left")
     return Cell(", ".join(parts))
+
+
+def with_keys(sheet: Sheet, rows: Iterable[Row]) -> Sheet:
+    """Return the sheet with the key of each of these rows, as claims name it, behind a label that lacks it.
+
+    A row's label is the paper's, such as "2^29"; its key is what commands and claims call it, such as "64".
+    """
+    if "row" not in sheet:
+        return sheet
+    keys = {row.label: row.key for row in rows if not _words(row.key) <= _words(row.label)}
+
+    def named(cell: Cell) -> Cell:
+        label, flag, _ = cell.text.partition(f" {MISMATCH}")
+        return cell._replace(text=f"{label} ({keys[label]}){flag}") if label in keys else cell
+
+    return sheet | {"row": [*map(named, sheet["row"])]}
+
+
+def _words(text: str) -> set[str]:
+    return {*re.findall(r"\w+", text.casefold())}
 
 
 def flag_rows(sheet: Sheet, labels: Iterable[str]) -> Sheet:
@@ -814,6 +839,8 @@ def brief_conclusions(comparison: Comparison, verdicts: Verdicts) -> list[str]:
         if judge in verdicts:
             _, verdict = verdicts[judge]["updates"][index]
             verdict_text = _verdict_cell(verdict).text
+            if verdict.test is not None and (unit := own_unit(comparison)):
+                verdict_text += f" ({unit}, positive: better)"
             if judge != group:
                 verdict_text += f", by {GROUP_TITLES[judge]}"
         else:
@@ -822,10 +849,28 @@ def brief_conclusions(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     return lines
 
 
+def own_unit(comparison: Comparison) -> str:
+    """Return the unit of differences in held-out text where the deviation of a run is unknown; else "".
+
+    It is unknown while no row has two seeds that differ. Differences are then not divided by it.
+    """
+    if comparison.main_group != "held-out text":
+        return ""
+    (metric,) = comparison.judging_metrics
+    is_unknown = comparison.noise_std[metric.name] == UNKNOWN_NOISE
+    return OWN_UNITS[metric.measure] if is_unknown else ""
+
+
 def _claims_of(verdicts: Verdicts) -> list[Claim]:
     """Return the claims, which are the same for all groups and budgets."""
     by_budget = next(iter(verdicts.values()))
     return [claim for claim, _ in by_budget["updates"]]
+
+
+def rows_of_claims(verdicts: Verdicts) -> list[Row]:
+    """Return the rows that the claims are about."""
+    claims = _claims_of(verdicts) if verdicts else []
+    return [*dict.fromkeys(row for claim in claims for row in (claim.better, claim.worse))]
 
 
 def _claim_text(claim: Claim, mismatched: Collection[str]) -> str:
@@ -904,7 +949,12 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     if tested:
         notes.append(_power_note(comparison, tested, group))
     elif min(len(comparison.runs[name]) for name in rows) < 2:
-        notes.append("A row with one seed decides nothing; train more with --seeds.")
+        unit = (
+            f" Until then differences are in {own}, positive: better."
+            if (own := own_unit(comparison))
+            else ""
+        )
+        notes.append(f"A row with one seed decides nothing; train more with --seeds.{unit}")
     if any(verdict.word == "out of range" for judged in by_budget.values() for _, verdict in judged):
         notes.append(
             "Out of range: one of the rows was never scored after so little training. A sweep with "
@@ -1009,7 +1059,7 @@ def document_notes(comparison: Comparison) -> list[str]:
     runs = [run for row in comparison.table.rows for run in comparison.runs_of(row)]
     known = [x for run in runs if (x := run.likelihood()) is not None]
     sizes = dict.fromkeys((x.tokens, x.words, x.bytes) for x in known)
-    widest = max((x.bits_per_byte_interval for x in known if x.variance is not None), default=None)
+    widest = max((x.bits_per_byte_interval for x in known if x.is_bound), default=None)
     bounds = []
     if widest is not None:
         bounds.append(

@@ -16,6 +16,7 @@ from experiments.runs.sources import Sources
 from experiments.runs.stages import external_checkpoint, stages
 from experiments.runs.vocabulary import FOLDER, find_vocabulary, stored_vocabulary, unwritable_answers
 from experiments.study.experiment import Experiment
+from lm.c4.filters import FILTERS
 from lm.config.base import SettingError
 from lm.data.corpus.readers import WINDOW_READERS
 from lm.data.corpus.shards import sample_documents
@@ -119,7 +120,8 @@ def _report_copies(corpus: str, sources: Sources, say: Say) -> None:
     if share >= MANY_COPIES:
         say(
             f"{share:.0%} of the held-out text of {corpus} is in its training text too ({SHINGLE} words in a "
-            "row), so that held-out losses are too low: leave copies out, as lm data clean does"
+            "row), so that held-out losses are too low. To leave out copies alone, and then train with "
+            f"--data.corpus tfds:NAME: lm data clean FOLDER --name NAME --without {' '.join(FILTERS)}"
         )
 
 

@@ -280,7 +280,10 @@ def _said(result: Result, column: str) -> str:
 
 
 def summary(folder: Path) -> str:
-    """Return the scores of a finished run in a line; only how many, if they are more than MAX_SAID."""
+    """Return the scores of a finished run in a line; only how many, if they are more than MAX_SAID.
+
+    Where only upper bounds of the perplexity and the bits per byte are known, it says so.
+    """
     result = read_result(folder)
     if result is None:
         return "not finished"
@@ -292,5 +295,6 @@ def summary(folder: Path) -> str:
         return ", ".join(said)
     if (likelihood := result.likelihood()) is not None:
         words, size = likelihood.word_perplexity, likelihood.bits_per_byte
-        return f"perplexity {words:.1f} per word, {size:.3f} bits per byte"
+        at_most, note = ("at most ", " (upper bounds)") if likelihood.is_bound else ("", "")
+        return f"perplexity {at_most}{words:.1f} per word, {at_most}{size:.3f} bits per byte{note}"
     return "nothing to score" if result.held_out_loss is None else f"held-out loss {result.held_out_loss:.3f}"

@@ -57,7 +57,7 @@ def most_like(name: str, choices: Iterable[str]) -> str:
 
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the choice most like ``name``, or all choices if they are few."""
-    choices = sorted(choices)
+    choices = sorted({*choices})
     if close := most_like(name, choices):
         return f"; did you mean {close!r}?"
     return f"; choose from {', '.join(choices)}" if 0 < len(choices) <= 20 else ""

@@ -112,4 +112,4 @@ def test_every_leaf_has_its_comment():
 
 def test_nearest_names_the_closest_spelling_or_all_of_few():
     assert nearest("nanno", ["nano", "mini"]) == "; did you mean 'nano'?"
-    assert nearest("zzz", ["nano", "mini"]) == "; choose from mini, nano"
+    assert nearest("zzz", ["nano", "mini", "nano"]) == "; choose from mini, nano", "each of them once"

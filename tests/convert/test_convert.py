@@ -563,12 +563,14 @@ def test_an_import_whose_sentinels_ascend_says_so_and_so_does_filling_gaps_with_
         fill_gaps(tmp_path / "run", ["the [MASK]"], "", Filling(), 0)
 
 
+def library_examples():
+    """Return the code of the blocks of Python in docs/library.md."""
+    text = (ROOT / "docs" / "library.md").read_text("utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
 def test_the_library_example_of_the_docs_runs_as_it_stands(tmp_path, monkeypatch):
-    code = re.search(
-        r"```python\n(.*?)```",
-        (ROOT / "docs" / "library.md").read_text("utf-8"),
-        re.DOTALL,
-    )[1]
+    code, _ = library_examples()
     small = changes(
         PRESETS["t5-small"],
         {
@@ -585,6 +587,19 @@ def test_the_library_example_of_the_docs_runs_as_it_stands(tmp_path, monkeypatch
     made = {}
     exec(code, made)
     assert made["logits"].shape == (1, 3, 64) and made["weights"]["cross"].shape == (1, 1, 2, 3, 4)
+
+
+def test_the_sharded_step_of_the_docs_learns_on_eight_devices_what_it_learns_on_one(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])  # the example sets it, too late for this process
+    _, code = library_examples()
+    assert code.index("--xla_force_host_platform_device_count=8") < code.index("import jax")
+    made = {}
+    exec(code, made)
+    sharding = made["state"].params["decoder.blocks.attention.query.kernel"].sharding
+    assert sharding.num_devices == 8 and sharding.spec == jax.P(None, "fsdp", "tensor")
+    losses = made["losses"]
+    np.testing.assert_allclose(losses["sharded"], losses["one device"], rtol=1e-5)
+    assert losses["one device"][2] < losses["one device"][0]
 
 
 def linked(link, target):

@@ -371,7 +371,10 @@ def test_a_default_install_gives_eight_megabytes_in_half_a_minute(tmp_path):
 
 def test_tagged_code_is_written_alone_and_read_as_a_labelled_task(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "EVALUATION_ROWS", {"validation": 50, "report": 70})
-    corpus.prepare_sets(tmp_path, name="roles", packages=["asyncio", "email", "numpy"])
+    said = []
+    packages = ["asyncio", "email", "numpy"]
+    corpus.prepare_sets(tmp_path, name="roles", packages=packages, report=said.append)
+    assert f"(once per folder of runs; to give a new one this cache: ln -s {tmp_path} NEW/cache)" in said[0]
     assert [path.name for path in (tmp_path / "tfds" / "documentation").iterdir()] == ["roles"]
     task = LABELLED["roles"]
     splits = {split: task.rows(split, tmp_path) for split in ("train", "validation", "report")}

@@ -12,6 +12,7 @@
 import multiprocessing
 import os
 import random
+import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -129,7 +130,8 @@ def prepare_sets(
         home.mkdir(parents=True, exist_ok=True)  # before a minute of work that could not be kept
     except OSError as error:
         raise _cannot_write(home / name, error) from error
-    report(f"writing documentation: {', '.join(names)} to {home} (once)")
+    share = f"to give a new one this cache: ln -s {shlex.quote(str(Path(cache).resolve()))} NEW/cache"
+    report(f"writing documentation: {', '.join(names)} to {home} (once per folder of runs; {share})")
     wheels = Path(cache) / "wheels"
     digest = INSTALLED if packages is not None else TEXT_DIGEST
     # of the text that is in the cache already

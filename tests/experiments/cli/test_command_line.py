@@ -617,7 +617,11 @@ def test_only_an_unknown_option_gets_a_hint(capsys):
         ),
         ("sweep gpt/llama --scale nanoo", "--scale nanoo: did you mean nano?"),
         ("plan gpt/llama v5e:2x2", "v5e:2x2: did you mean --topology v5e:2x2?"),
-        ("list t5/1 t5/2", "t5/2: one word too many: lm list PATTERN [OPTIONS]"),
+        (
+            "list t5/1 t5/2",
+            "t5/2: one word too many: lm list PATTERN [OPTIONS]; for several, run it once for each, or name "
+            "a pattern such as 't5/*'",
+        ),
     ],
 )
 def test_a_misspelt_choice_and_a_word_without_its_option_lead_to_what_was_meant(line, due, capsys):

@@ -295,6 +295,20 @@ def held_out_documents_of(runs) -> list[str]:
     return [*iter_documents(corpus_shards("documentation/installed", "validation", runs / "cache"))]
 
 
+@pytest.mark.parametrize(
+    ("commit", "mend"),
+    [
+        ("e5aca88", "git checkout e5aca88 && make install"),
+        ("e5aca88-dirty", "changes that are not recorded"),
+        ("", "its commit is not recorded"),
+    ],
+)
+def test_the_refusal_of_another_version_says_how_to_verify_it(commit, mend):
+    archive = Archive(Path("old.tar.xz"), {"code": {"lm/batch.py": "0123456789ab"}, "commit": commit}, {})
+    with pytest.raises(SettingError, match=f"another version, .*; .*{mend}$"):
+        verify.check_code(archive)
+
+
 def test_an_archive_of_another_version_is_refused(sealed, runs, tmp_path):
     def other_code(summary, files):
         summary["code"]["lm/train/step.py"] = "0123456789ab"

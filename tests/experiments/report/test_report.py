@@ -34,6 +34,7 @@ from experiments.report.text import (
     CLAIMS,
     DIFFERENCES,
     GROUP_TITLES,
+    brief_conclusions,
     brief_summary_sheet,
     summary_sheet,
     verdict_sentence,
@@ -431,6 +432,29 @@ def test_one_seed_of_a_table_without_claims_decides_nothing_and_that_is_said(res
     assert said == "One seed decides nothing: train more with --seeds."
     assert not any(sign in cell.text for cell in sheets[""]["held-out loss"] for sign in "▲▼")
     assert "(" not in "".join(cell.text for cell in sheets[DIFFERENCES]["held-out loss"])
+
+
+@pytest.mark.parametrize("seeds", [1, 4])
+def test_a_difference_that_no_deviation_divides_is_told_in_its_own_unit(seeds, restored_registry, tmp_path):
+    conclusions = (Conclusion("better", "base", "more is better"),)
+    table = without_tasks(tmp_path, seeds, conclusions=conclusions).tables["own"]
+    (line,) = brief_conclusions(table.comparison, table.verdicts)
+    assert ("(nats per token, positive: better): more is better" in line) == (seeds == 1)
+    assert line.startswith("- undecided +0.5 (nats") == (seeds == 1)
+    assert ("differences are in nats per token" in "".join(table.notes)) == (seeds == 1)
+
+
+def test_the_page_names_a_row_as_claims_do_behind_its_label_and_the_csv_by_its_label(
+    restored_registry, tmp_path
+):
+    given = of_a_paper() | {"conclusions": (Conclusion("better", "base", "more is better"),)}
+    given["published"] = given["published"] | {"better": Published("2^29", {}), "base": Published("Base", {})}
+    made = without_tasks(tmp_path, **given)
+    page = made.path.read_text()
+    assert "2^29 (better)" in page and "better > base" in page
+    assert "Base (base)" not in page, "the label says it"
+    shown = [line["row"] for line in csv.DictReader((made.path.parent / "own.csv").open())]
+    assert "2^29" in shown and "2^29 (better)" not in shown
 
 
 MODULE = """

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import small_runs
 
+from experiments import __main__ as cli
 from experiments.processes.progress import reporting
 from experiments.runs import prepare, provenance, run, sources
 from experiments.runs.kinds.counts import CountStage
@@ -163,6 +164,24 @@ def test_held_out_text_that_is_trained_on_too_is_reported_with_its_share(tmp_pat
         assert len(shares) == is_reported and all(45 <= share <= 50 for share in shares), (
             "five of ten paragraphs, without what crosses their borders"
         )
+
+
+def test_the_command_that_the_report_of_copies_names_removes_copies_alone(tmp_path):
+    folder, said = tmp_path / "own", []
+    folder.mkdir()
+    pages = [
+        [f"line {line} of page {page} {{ without a full stop" for line in range(40)] for page in range(20)
+    ]
+    for number, page in enumerate([*pages, pages[0]]):  # enough pages for a held-out split
+        (folder / f"{number:02}.txt").write_text("\n".join(page))
+    (folder / "valid.txt").write_text("\n".join(pages[1]))
+    prepare._report_copies(f"text:{folder}", Sources(tmp_path / "cache", "stop"), said.append)
+    command = said[0].partition(": lm ")[2].replace("FOLDER", str(folder)).replace("NAME", "own")
+    assert cli.dispatch([*command.split(), "--runs", str(tmp_path), "--workers", "1"]) == 0
+    counts = json.loads((tmp_path / "cache/tfds/own/1.0.0/clean.json").read_text())["counts"]
+    lost = {name for name, removed in counts.items() if any(removed) and name not in ("read", "kept")}
+    assert lost == {"duplicates"}
+    assert counts["duplicates"][1] == 80 and counts["kept"][1] == 800
 
 
 def test_copies_are_looked_for_in_texts_up_to_a_size_however_small_they_are_compressed(tmp_path, monkeypatch):

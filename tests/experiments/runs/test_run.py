@@ -1,6 +1,7 @@
 """From settings to a report, as a user gets there."""
 
 import json
+import math
 import re
 import shlex
 import shutil
@@ -49,6 +50,7 @@ from lm.config.mesh import MeshConfig
 from lm.config.training import CheckpointConfig
 from lm.data.tasks.task import BaseTask
 from lm.files import json_with_checksum, lines_with_checksum, parse_with_checksum, write
+from lm.metrics import Likelihood
 from lm.nn.transformer import Transformer
 from lm.objectives.denoising import compute_lengths
 from lm.train.checks import check_mesh
@@ -334,6 +336,20 @@ def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, m
     assert summary(tmp_path) == "held-out loss 3.472"
 
 
+@pytest.mark.parametrize(
+    ("variance", "line"),
+    [
+        (None, "perplexity 8.0 per word, 1.500 bits per byte"),
+        (0.1, "perplexity at most 8.0 per word, at most 1.500 bits per byte (upper bounds)"),
+    ],
+)
+def test_a_bound_of_the_likelihood_is_told_as_a_bound(variance, line, tmp_path, monkeypatch):
+    likelihood = Likelihood(nats=30 * math.log(2), tokens=12, words=10, bytes=20, variance=variance)
+    result = SimpleNamespace(columns={}, held_out_loss=3.0, likelihood=lambda: likelihood)
+    monkeypatch.setattr("experiments.runs.result.read_result", lambda folder: result)
+    assert summary(tmp_path) == line
+
+
 def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swept):
     folder = folder_of(swept, RATE)
     lines = list(summarize(RATE, build(RATE, "tiny"), folder))
@@ -384,12 +400,36 @@ def test_what_to_try_is_read_by_a_shell_as_it_is_meant(row):
     [
         ("bert/base", "runs/nano/bert/base/seed-0", "report bert"),
         ("bert/base", "runs/mini/bert/base/seed-3", "--scale mini"),
-        ("bert/base", "a b/nano/bert/base,seed=1/seed-1", "--runs.*--variants"),
+        ("bert/base", "a b/nano/bert/base,seed=1/seed-1", "--runs 'a b'"),
         ("t5/6-corruption-rate/15", "runs/nano/t5/1-baseline/baseline/seed-0", "report t5/6-corruption-rate"),
     ],
 )
 def test_the_report_that_is_told_of_has_the_run(name, folder, words):
-    assert re.search(words, report_command(name, Path(folder)))
+    scale = Path(folder).parts[1]
+    assert re.search(words, report_command(name, build(name, scale), Path(folder)))
+
+
+DECODER, DIFFUSION = "now/4-diffusion/causal-lm", "now/4-diffusion/masked-diffusion"
+OWN_TEXT = {"data.corpus": "text:own", "pretraining.steps": 300}
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([], "--data.corpus text:own --pretraining.steps 300"),
+        ([(DECODER, OWN_TEXT)], "--data.corpus text:own --pretraining.steps 300"),
+        ([(DECODER, OWN_TEXT), (DIFFUSION, {})], "--data.corpus text:own --pretraining.steps 300"),
+        ([(DECODER, {})], "--data.corpus text:own --pretraining.steps 300"),
+        ([(DIFFUSION, {})], "--variants"),
+        ([(DIFFUSION, OWN_TEXT | {"pretraining.steps": 400})], "--variants"),
+    ],
+)
+def test_the_report_that_is_told_of_compares_the_run_with_what_has_been_run(others, words, tmp_path):
+    for name, changes in others:
+        run_folder(tmp_path, "nano", name, 0, changes).mkdir(parents=True)
+    folder = run_folder(tmp_path, "nano", DIFFUSION, 0, OWN_TEXT)
+    command = report_command(DIFFUSION, build(DIFFUSION, "nano", OWN_TEXT), folder)
+    assert command == f"report now/4-diffusion {words} --runs {tmp_path}"
 
 
 @pytest.mark.parametrize(
