@@ -159,7 +159,7 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "", option: str 
     stage = chosen(folder, models, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
     model, put = stage.restore_transformer(mesh), stage.transformer_steps(mesh).shard_batch
-    which = describe_model(folder, stage.name, models, option)
+    which = describe_model(folder, stage.name, models, option, stage.unfinished)
     return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size, which)
 
 
@@ -237,7 +237,7 @@ def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) ->
     default = next((each for each, stage in stages.items() if not stage.has_model), "")
     stage = chosen(folder, stages, name or default)
     params = stage.restore_state(sharding.make_mesh(stage.settings.mesh)).params
-    which = describe_model(folder, stage.name, stages, "--stage")
+    which = describe_model(folder, stage.name, stages, "--stage", stage.unfinished)
     table = token_embeddings(params, which)
     pieces = stored_vocabulary(stage.folder, stage.settings).vocab
     rows = table[list(pieces.values())]
