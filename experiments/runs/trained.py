@@ -277,8 +277,11 @@ def answering(folder: Path) -> list[NetworkStage]:
     return [stage for stage in stages if stage.has_model and not stage.has_head]
 
 
-def masked(folder: Path) -> list[NetworkStage]:
-    """Return the pre-training of a model that fills gaps: masked LM or denoising encoder-decoder."""
+def masked(folder: Path, gaps: str = MASK) -> list[NetworkStage]:
+    """Return the pre-training of a model that fills gaps: masked LM or denoising encoder-decoder.
+
+    Raises SettingError for another model. ``gaps``: the marks of gaps that the prompt has.
+    """
     networks_of_run = networks(stages_of(folder))  # first: counts are refused before an architecture
     experiment = load_settings(folder)
     model = experiment.model
@@ -286,7 +289,7 @@ def masked(folder: Path) -> list[NetworkStage]:
     text = f"{folder}: a model with architecture={model.architecture!r}"
     if not model.has_encoder:
         what = "writes what follows a text and fills no gaps"
-        raise SettingError(f"{text} {what}; leave the [MASK]s out of --prompt")
+        raise SettingError(f"{text} {what}; leave {gaps} out of --prompt")
     if not model.has_decoder and model.output.logits == "none":
         raise SettingError(
             f"{text} and output.logits={model.output.logits!r} is no masked LM; "
