@@ -124,7 +124,8 @@ def export_checkpoint(
     files[CARD] = model_card(run, stage, hf_config, class_name, weights, has_head).encode()
     length = stage.settings.tuning.inputs_length
     convert.save(model, folder, labels=labels, max_length=length, beside=files)
-    UNBROKEN.print(f"exported to {folder}: the {what} of {describe_model(run, stage.name, models)}")
+    which = describe_model(run, stage.name, models, unfinished=stage.unfinished)
+    UNBROKEN.print(f"exported to {folder}: the {what} of {which}")
 
 
 def tokenizer_of_text(stage: "NetworkStage") -> dict[str, bytes]:

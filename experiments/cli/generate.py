@@ -20,7 +20,7 @@ from lm.config.decoding import Decoding
 from lm.files import check_characters
 from lm.tokenizers.tokenizer import MASK
 
-GAP = re.compile(r"<mask>|<extra_id_\d+>")  # how published models write what is [MASK] here
+GAP = re.compile(r"\[MASK\]|<mask>|<extra_id_\d+>")  # [MASK], and how published models write it
 GREEDY = Decoding()
 CANDIDATES = Filling()
 
@@ -59,11 +59,12 @@ def generate(
     check_seed(seed, "--seed")
     check_characters([*prompt], "--prompt")
     texts = [GAP.sub(MASK, text) for text in prompt]
+    gaps = ", ".join(dict.fromkeys(gap for text in prompt for gap in GAP.findall(text)))
     with_gaps = [text for text in texts if MASK in text]
     if 0 < len(with_gaps) < len(texts):
-        raise SettingError(f"--prompt: all texts or none should have {MASK}, which is filled")
+        raise SettingError(f"--prompt: all texts or none should have {gaps}, which is filled")
     if (ngrams := open_ngrams(run, mixture)) is not None:
-        generate_with_ngrams(ngrams, texts, decoding, filling, seed)
+        generate_with_ngrams(ngrams, prompt, decoding, filling, seed, gaps)
     elif not with_gaps and is_masked_diffusion(run):
         texts = [text + MASK * decoding.max_length for text in texts]
         filling = replace(filling, iterations=filling.iterations or decoding.max_length)
@@ -71,4 +72,4 @@ def generate(
     elif not with_gaps:
         write_answers(run, prompt, mixture, decoding, filling, seed)
     else:
-        fill_gaps(run, texts, mixture, filling, seed, decoding.temperature)
+        fill_gaps(run, texts, mixture, filling, seed, decoding.temperature, gaps)

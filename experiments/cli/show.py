@@ -10,7 +10,7 @@ import tyro
 from rich.markup import escape
 
 from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, Start, given_changes
-from experiments.console import CONSOLE, NARROW, RUNS, listing, show_listing
+from experiments.console import CONSOLE, NARROW, RUNS, listing, print_line, show_listing
 from experiments.runs.paths import SETTINGS, find_cache, load_settings
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
@@ -60,7 +60,8 @@ def show(
     Args:
         row: Row of a table, such as t5/6-corruption-rate/15, published model, such as llama-7b, or folder or
             @NAME of a run.
-        diff: Show only the settings in which the row differs from another one; by default from its baseline.
+        diff: Show only the settings in which the row differs from another one, by default from its baseline,
+            or in which a run differs from another run (lm show @ONE --diff @OTHER).
         to: Compare with this scale: without --diff ROW, the row with itself.
         examples: Print this many decoded examples of pre-training and of each task, as the model sees them.
         stages: Show the stages of training: what each starts from, its steps and its folder.
@@ -90,11 +91,14 @@ def show(
         show_published(row, settings, chosen, length, batch, dtype, tokens)
         return
     if (Path(row) / SETTINGS).exists():
-        if settings or config or start or scale != DEFAULT_SCALE or "--diff" in chosen:
+        if settings or config or start or scale != DEFAULT_SCALE or to:
             raise SettingError(
-                f"{row} is a run, which is shown with its own settings: give --scale, --diff and settings to "
-                "a row"
+                f"{row} is a run, which is shown with its own settings: give --scale, --to and settings to a "
+                "row"
             )
+        if diff is not None:
+            show_diff_of_runs(Path(row), [*map(Path, diff)])
+            return
         experiment, title = load_settings(Path(row)), f"the run {row}"
         folder, cache = Path(row), find_cache(Path(row))
     else:
@@ -194,6 +198,18 @@ def show_diff(row: str, scale: str, given: Overrides, others: Sequence[str], to:
         is_rows_own = not to and not others and path not in given
         derivation = find_one(row).derivation(path) if is_rows_own else ""
         CONSOLE.print(f"{path}: {before} → {after}{f' ({derivation})' * bool(derivation)}", highlight=False)
+
+
+def show_diff_of_runs(run: Path, others: Sequence[Path]) -> None:
+    """Print the settings in which ``run`` differs from the one other run that ``others`` name."""
+    if len(others) != 1 or not (others[0] / SETTINGS).exists():
+        given = " ".join(["--diff", *map(str, others)])
+        raise SettingError(f"{run} is a run, and {given} should name one other run, such as --diff @OTHER")
+    changed = relevant_diff(load_settings(others[0]), load_settings(run))
+    if not changed:
+        print_line(f"{run} and {others[0]} are the same experiment.")
+    for path, (before, after) in changed.items():
+        print_line(f"{path}: {before} → {after}")
 
 
 def sequence_lengths_and_tokens(name: str, experiment: Experiment) -> tuple[int, int, int]:

@@ -14,6 +14,7 @@ from experiments.runs.kinds.pretraining import corpus_batches
 from experiments.runs.paths import phase_name
 from experiments.runs.phases import phase_settings, phase_steps
 from experiments.runs.prepare import prepare
+from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from lm.batch import Batch
 from lm.data.batches import RowSource
@@ -31,12 +32,16 @@ Part = tuple[str, str, str]  # of an example: its kind, length and text
 
 
 def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
-    """Print ``count`` examples of each kind that an experiment trains on."""
+    """Print ``count`` examples of each kind that an experiment trains on.
+
+    A task that no stage is trained on, as with finetuning.steps=0, is left out, and its data are not made.
+    """
     data, tuning = prepare(experiment, cache, print_line), experiment.tuning
     if run_reads_corpus(experiment):
         _show_pretraining(experiment, data, count)
     boundary = boundary_tokens(experiment.model, data.vocabulary)
-    for name in tuning.mixtures:
+    trained = {name for stage in stages(experiment) for name in stage.task_names}
+    for name in filter(trained.__contains__, tuning.mixtures):
         lengths, architecture = mixture_lengths(experiment, (name,)), experiment.model.architecture
         for task in mixture(name):
             source = task.rows("train", cache, experiment.data.corrupt_records)
@@ -51,7 +56,7 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
             )
             for batch in batches:
                 _print_examples(_parts(batch, number, data.vocabulary) for number in range(len(few)))
-    for labelled in map(find_labelled, tuning.heads):
+    for labelled in map(find_labelled, filter(trained.__contains__, tuning.heads)):
         source = labelled.rows("train", cache, experiment.data.corrupt_records)
         labelled.check_rows(source)
         note = f"examples for a head, {_column(labelled.column)}"

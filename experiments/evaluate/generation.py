@@ -72,9 +72,16 @@ def write_answers(
 
 
 def generate_with_ngrams(
-    ngrams: "TrainedNgrams", prompts: Sequence[str], decoding: Decoding, filling: Filling, seed: int
+    ngrams: "TrainedNgrams",
+    prompts: Sequence[str],
+    decoding: Decoding,
+    filling: Filling,
+    seed: int,
+    gaps: str = "",
 ) -> None:
     """Print the n-grams' continuation of each prompt, read as the beginning of a document, and the speed.
+
+    gaps: the marks of gaps in the prompts, such as "<mask>"; empty for none.
 
     Raises SettingError for prompts with gaps, and for options of beam search or of filling gaps.
     """
@@ -82,9 +89,9 @@ def generate_with_ngrams(
     if refused := [*beam_options, *diff(Filling(), filling)]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in refused)
         raise SettingError(f"n-grams write greedily or by sampling (--temperature); leave {options} out")
-    if any(MASK in prompt for prompt in prompts):
+    if gaps:
         raise SettingError(
-            f"n-grams write what follows a text and fill no gaps; leave {MASK} out of --prompt"
+            f"n-grams write what follows a text and fill no gaps; leave {gaps} out of --prompt"
         )
     vocabulary = ngrams.vocabulary
     ids = [vocabulary.encode_prompt(prompt) for prompt in prompts]
@@ -160,12 +167,21 @@ def _writer(decoding: Decoding, seed: int) -> Callable:
 
 
 def fill_gaps(
-    run: Path, texts: Sequence[str], mixture: str, filling: Filling, seed: int, temperature: float = 0.0
+    run: Path,
+    texts: Sequence[str],
+    mixture: str,
+    filling: Filling,
+    seed: int,
+    temperature: float = 0.0,
+    gaps: str = MASK,
 ) -> None:
-    """Print what a model puts for each [MASK] of the texts."""
+    """Print what a model puts for each [MASK] of the texts.
+
+    gaps: what the user typed for it, such as "<extra_id_0>", which an error names.
+    """
     from experiments.runs.trained import masked, open_run
 
-    trained = open_run(run, masked(run), mixture)
+    trained = open_run(run, masked(run, gaps), mixture)
     if trained.config.has_decoder and filling.iterations:
         raise SettingError("--iterations is for encoders; an encoder-decoder writes its text once")
     UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
@@ -262,11 +278,16 @@ def _infilled(run: "Trained", text: str, top: int) -> Iterator[str]:
     for filled, share in sorted(found.items(), key=lambda pair: -pair[1])[:top]:
         yield f"{percentage(share):>7}  {filled}"
     if len(found) < top:
-        alike = len(shares[0]) - num_open - len(found)
-        yield (
-            f"[dim]{len(found)} of {top}: of the {len(shares[0])} likeliest answers, {num_open} leave a gap "
-            f"open and {alike} read like another[/]"
-        )
+        searched = len(shares[0])
+        counts = {"left a gap open": num_open, "read like another": searched - num_open - len(found)}
+        reasons = " and ".join(f"{count} {what}" for what, count in counts.items() if count)
+        note = f"{len(found)} of {top}: of the {searched} likeliest answers {reasons or 'each is shown'}"
+        if not found:
+            note = (
+                f"no answer fills every gap: each of the {searched} likeliest leaves one open, as those of a "
+                "model do that has learnt little"
+            )
+        yield f"[dim]{note}[/]"
 
 
 def percentage(share: float) -> str:

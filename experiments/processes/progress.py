@@ -72,6 +72,10 @@ class Reporter:
         if not self.console.is_terminal:
             self.console.print(f"{phase} ({detail})" if detail else phase)
 
+    def resumed(self, phase: str, step: int, last_step: int) -> None:
+        """Say that a phase goes on from the checkpoint of ``step``, which an earlier process saved."""
+        self.say(f"{phase} resumed at step {step:,} of {last_step:,}")
+
     def first_step_done(self, compiling: float, run: str = "") -> None:
         """Clear the detail that a stage shows until its first step, which is now done.
 
@@ -125,6 +129,9 @@ class JobReporter(Reporter):
     def start(self, phase: str, detail: str = "") -> None:
         super().start(f"{self._name}: {phase}", detail)
 
+    def resumed(self, phase: str, step: int, last_step: int) -> None:
+        self._whole.resumed(f"{self._name}: {phase}", step, last_step)
+
     def first_step_done(self, compiling: float, run: str = "") -> None:
         self._whole.first_step_done(compiling, run or self._name)
         self._bar.update(self._task, detail="")
@@ -148,7 +155,7 @@ class RemoteReporter(Reporter):
     """A Reporter in a child process, which sends its calls to the parent, which shows them."""
 
     def __init__(self, send: Callable[[tuple[str, tuple[Any, ...]]], None]):
-        for method in ("start", "first_step_done", "advance", "say", "complain"):
+        for method in ("start", "resumed", "first_step_done", "advance", "say", "complain"):
             setattr(self, method, self._sending(method, send))
 
     @staticmethod

@@ -254,7 +254,7 @@ def _resolve_source(where: str, option: str) -> "tuple[Path, NetworkStage | None
         if not models or name not in ("", *models):
             raise SettingError(f"{option} {where}: {folder} has no stage {name!r}{nearest(name, models)}")
         stage = models[name or pretrained_of_run(models)]
-        which = describe_model(folder, stage.name, models, "RUN:STAGE")
+        which = describe_model(folder, stage.name, models, "RUN:STAGE", stage.unfinished)
         print(f"{option} {where}: {which}", file=sys.stderr)
         return folder, stage
     if (folder / CONFIG).exists() and not name:

@@ -102,14 +102,18 @@ def pretrained_of_run(names: Iterable[str]) -> str:
     return next(filter(is_compared, names))
 
 
-def describe_model(folder: Path, name: str, names: Iterable[str], option: str = "--mixture") -> str:
+def describe_model(
+    folder: Path, name: str, names: Iterable[str], option: str = "--mixture", unfinished: str = ""
+) -> str:
     """Return which model of the run in ``folder`` is used, and which others it has.
 
     option: that names another one on the command line; empty in Python.
+    unfinished: after which step of its stage it is, such as "step 167 of 3,000"; empty after the last one.
     """
     others = ", ".join(other for other in names if other != name)
     behind = f"{option} {others}".lstrip()
-    return f"{folder} after {name}" + (f" (its other models: {behind})" if others else "")
+    after = f"{unfinished} of {name}, which has not finished" if unfinished else name
+    return f"{folder} after {after}" + (f" (its other models: {behind})" if others else "")
 
 
 # ---- folders

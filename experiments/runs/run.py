@@ -149,7 +149,8 @@ class Run:
             reporter.start(stage.title, stage.startup_status)
             settings = asdict(stage.settings) | {"corrupt_records_left_out": dict(inputs.left_out)}
             title = self.log_title if stage.is_shared else ""
-            with StageLog(stage.folder, settings, reporter, title, tools.wandb) as log:
+            named = stage.title, stage.first_step, steps
+            with StageLog(stage.folder, settings, reporter, title, tools.wandb, *named) as log:
                 try:
                     stage.train(inputs, self.mesh, log, reporter, tools.profile_steps)
                 except Interrupted as stopped:

@@ -74,7 +74,11 @@ def locked(folder: Path, reporter: Reporter) -> Iterator[None]:
 
 
 class StageLog(Log):
-    """A log whose newest loss a reporter shows too."""
+    """A log whose newest loss a reporter shows too, and from which step training goes on.
+
+    phase: what the reporter calls the stage. first_step, last_step: of the stage; training that begins after
+    a later step than ``first_step`` has resumed.
+    """
 
     def __init__(
         self,
@@ -83,9 +87,18 @@ class StageLog(Log):
         reporter: Reporter,
         title: str = "",
         project: str = "",
+        phase: str = "training",
+        first_step: int = 0,
+        last_step: int = 0,
     ):
         super().__init__(folder, settings, title, project)
-        self._reporter = reporter
+        self._reporter, self._phase = reporter, phase
+        self._first_step, self._last_step = first_step, last_step
+
+    def resume_after(self, step: int) -> None:
+        super().resume_after(step)
+        if step > self._first_step:
+            self._reporter.resumed(self._phase, step, self._last_step)
 
     def log_first_step(self, compiling: float) -> None:
         super().log_first_step(compiling)

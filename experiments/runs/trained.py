@@ -159,7 +159,7 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "", option: str 
     stage = chosen(folder, models, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
     model, put = stage.restore_transformer(mesh), stage.transformer_steps(mesh).shard_batch
-    which = describe_model(folder, stage.name, models, option)
+    which = describe_model(folder, stage.name, models, option, stage.unfinished)
     return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size, which)
 
 
@@ -237,7 +237,7 @@ def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) ->
     default = next((each for each, stage in stages.items() if not stage.has_model), "")
     stage = chosen(folder, stages, name or default)
     params = stage.restore_state(sharding.make_mesh(stage.settings.mesh)).params
-    which = describe_model(folder, stage.name, stages, "--stage")
+    which = describe_model(folder, stage.name, stages, "--stage", stage.unfinished)
     table = token_embeddings(params, which)
     pieces = stored_vocabulary(stage.folder, stage.settings).vocab
     rows = table[list(pieces.values())]
@@ -277,8 +277,11 @@ def answering(folder: Path) -> list[NetworkStage]:
     return [stage for stage in stages if stage.has_model and not stage.has_head]
 
 
-def masked(folder: Path) -> list[NetworkStage]:
-    """Return the pre-training of a model that fills gaps: masked LM or denoising encoder-decoder."""
+def masked(folder: Path, gaps: str = MASK) -> list[NetworkStage]:
+    """Return the pre-training of a model that fills gaps: masked LM or denoising encoder-decoder.
+
+    Raises SettingError for another model. ``gaps``: the marks of gaps that the prompt has.
+    """
     networks_of_run = networks(stages_of(folder))  # first: counts are refused before an architecture
     experiment = load_settings(folder)
     model = experiment.model
@@ -286,7 +289,7 @@ def masked(folder: Path) -> list[NetworkStage]:
     text = f"{folder}: a model with architecture={model.architecture!r}"
     if not model.has_encoder:
         what = "writes what follows a text and fills no gaps"
-        raise SettingError(f"{text} {what}; leave the [MASK]s out of --prompt")
+        raise SettingError(f"{text} {what}; leave {gaps} out of --prompt")
     if not model.has_decoder and model.output.logits == "none":
         raise SettingError(
             f"{text} and output.logits={model.output.logits!r} is no masked LM; "

@@ -217,6 +217,16 @@ class NetworkStage(Stage):
         config = CheckpointConfig(every, best="highest", hours=hours, steps=self.branch_steps)
         return Checkpoints(self.folder / "checkpoints", config, self.settings.guard)
 
+    @property
+    def unfinished(self) -> str:
+        """Return after which step its model is, such as "step 167 of 3,000"; "" once the last was saved.
+
+        An imported model has the step 0, and a stage without checkpoints has no model yet: both return "".
+        """
+        folder, last = self.folder / "checkpoints", self.training.steps
+        newest = max(manifest.steps(folder), default=0)
+        return f"step {best_step(folder):,} of {last:,}" if 0 < newest < last else ""
+
     def restore_state(self, mesh: Mesh, *, step: int | None = None, weights: Weights = "scored") -> State:
         """Return its state after ``step``.
 

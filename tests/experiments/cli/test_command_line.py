@@ -212,9 +212,22 @@ def test_show_takes_a_run_and_refuses_to_change_it(tmp_path, capsys):
     assert re.search(r"model.d_model . 48 ", " ".join(capsys.readouterr().out.split()))
     assert cli.dispatch(["show", str(tmp_path / "run"), "--stages"]) == 0
     assert "documentation-reading" in capsys.readouterr().out
-    for changed in (["--model.d-model", "32"], ["--diff"], ["--scale", "mini"]):
+    for changed in (["--model.d-model", "32"], ["--diff"], ["--diff", ROW], ["--scale", "mini"]):
         assert cli.dispatch(["show", str(tmp_path / "run"), *changed]) == 2
         assert "is a run" in capsys.readouterr().err
+
+
+def test_two_runs_are_compared_by_their_own_settings(tmp_path, capsys):
+    for name, rate in (("one", 0.003), ("other", 0.001)):
+        given = {"pretraining.optimizer.learning_rate": rate, "seed": 1}
+        save_settings(tmp_path / name, build(ROW, "nano", given), tmp_path / "cache")
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    assert cli.dispatch(["show", other, "--diff", one]) == 0
+    assert capsys.readouterr().out == "pretraining.optimizer.learning_rate: 0.003 → 0.001\n"
+    assert cli.dispatch(["show", one, "--diff", one]) == 0
+    assert "are the same experiment" in capsys.readouterr().out.replace("\n", " ")
+    assert cli.dispatch(["show", one, "--diff", one, other]) == 2
+    assert "should name one other run" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_two_rows_and_two_scales_are_compared(capsys):

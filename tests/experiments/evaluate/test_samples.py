@@ -15,7 +15,7 @@ from experiments.study.scales import SCALES
 STEPS = ("pretraining.steps", "pretraining.save_every", "pretraining.log_every")
 VERSE = "the cat sat on the mat and the dog lay on the rug. "
 QUIET = SimpleNamespace(
-    **dict.fromkeys(("say", "complain", "start", "advance", "first_step_done"), lambda *_: None)
+    **dict.fromkeys(("say", "complain", "start", "resumed", "advance", "first_step_done"), lambda *_: None)
 )
 
 

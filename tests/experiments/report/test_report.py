@@ -1096,6 +1096,17 @@ def test_of_several_runs_at_once_the_line_on_the_first_step_names_the_run(monkey
     assert len(said) == 1 and said[0].startswith("base seed 0: first step ")
 
 
+def test_a_line_says_which_phase_of_which_run_resumed_also_from_another_process(monkeypatch):
+    said = []
+    monkeypatch.setattr(progress.Reporter, "say", lambda self, line: said.append(line))
+    with progress.reporting(9_000) as reporter:
+        job = progress.JobReporter(reporter, "base seed 0", 3_000)
+        for each in (reporter, job, progress.RemoteReporter(job.repeat)):
+            each.resumed("pre-training", 1_167, 3_000)
+    line = "pre-training resumed at step 1,167 of 3,000"
+    assert said == [line, *[f"base seed 0: {line}"] * 2]
+
+
 def test_a_report_says_how_far_its_order_predicts_that_of_another(tmp_path, capsys):
     runs = study(tmp_path, seeds=3)
     assert dispatch(["report", "t5/6-corruption-rate", "--runs", str(runs)]) == 0

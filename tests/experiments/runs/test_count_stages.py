@@ -45,7 +45,9 @@ SMALL = (
     SCALES["nano"] | TINY | {"pretraining.steps": 2, "finetuning.steps": 1, "pretraining.evaluate_every": 1}
 )
 QUIET = SimpleNamespace(
-    say=print, complain=print, start=lambda *_: None, advance=lambda *_: None, first_step_done=lambda *_: None
+    say=print,
+    complain=print,
+    **dict.fromkeys(("start", "resumed", "advance", "first_step_done"), lambda *_: None),
 )
 
 

@@ -9,6 +9,7 @@ from tiny import TINY
 
 from experiments.runs.paths import (
     base_name,
+    describe_model,
     find_cache,
     is_compared,
     is_pretraining,
@@ -19,7 +20,7 @@ from experiments.runs.paths import (
 from experiments.runs.stages import stages, stages_of
 from experiments.runs.trained import open_run
 from experiments.study.registry import build
-from lm.config.base import DataError, SettingError
+from lm.config.base import DataError, SettingError, changes
 
 EXPERIMENT = build("t5/1-baseline/baseline", "nano", TINY)
 RUN = Path("nano") / "t5" / "1-baseline" / "baseline" / "seed-0"
@@ -42,6 +43,24 @@ def folders(run):
 def test_a_run_knows_its_cache_wherever_it_is_opened_from(runs):
     assert find_cache(runs / RUN) == runs / "cache"
     assert folders(runs / RUN) == [x.folder for x in stages(EXPERIMENT, runs / RUN, runs / "cache")]
+
+
+@pytest.mark.parametrize(
+    ("saved", "after"),
+    [
+        ((), "pretraining"),
+        ((0,), "pretraining"),
+        ((100, 1_167), "step 1,167 of 3,000 of pretraining, which has not finished"),
+        ((1_167, 3_000), "pretraining"),
+    ],
+)
+def test_a_model_is_called_by_its_step_until_its_stage_has_trained_to_the_end(tmp_path, saved, after):
+    stage, *others = stages(changes(EXPERIMENT, {"pretraining.steps": 3_000}), tmp_path / "run", tmp_path)
+    assert others and stage.name == "pretraining"
+    for step in saved:
+        (stage.folder / "checkpoints" / str(step)).mkdir(parents=True)
+    which = describe_model(tmp_path, stage.name, (), unfinished=stage.unfinished)
+    assert which == f"{tmp_path} after {after}"
 
 
 def test_a_run_whose_cache_is_a_link_to_another_disk_finds_its_stages_beside_the_link(runs):

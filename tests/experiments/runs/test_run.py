@@ -38,6 +38,7 @@ from experiments.runs.result import read_result, summary, write_result
 from experiments.runs.run import Run
 from experiments.runs.scores import columns
 from experiments.runs.stages import stages_of
+from experiments.runs.status import StageLog
 from experiments.runs.task_scores import best_of
 from experiments.study import registry
 from experiments.study.paths import run_folder
@@ -553,6 +554,13 @@ def test_a_run_that_is_stopped_says_in_which_stage(runs, monkeypatch, capsys, st
     said = " ".join(capsys.readouterr().out.split())
     assert ending.value.code == 42
     assert f"seed 0: {where}. Run the same command to resume." in said
+
+
+@pytest.mark.parametrize(("step", "lines"), [(4, []), (5, ["pre-training resumed at step 5 of 9"])])
+def test_a_stage_that_goes_on_after_steps_of_its_own_says_that_it_resumed(tmp_path, capsys, step, lines):
+    with reporting(5) as reporter, StageLog(tmp_path, {}, reporter, "", "", "pre-training", 4, 9) as log:
+        log.resume_after(step)
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_a_run_whose_folder_is_deleted_while_it_trains_says_so(runs, monkeypatch, capsys):

@@ -22,7 +22,7 @@ ROW = "bert/no-nsp"
 PRETRAINED = {"tuning.mixtures": (), "tuning.heads": (), "finetuning.steps": 0}
 WIDER = {"vocab_size": 512, "d_model": 32, "attention.num_heads": 4}
 QUIET = SimpleNamespace(
-    **dict.fromkeys(("say", "complain", "start", "advance", "first_step_done"), lambda *_: None)
+    **dict.fromkeys(("say", "complain", "start", "resumed", "advance", "first_step_done"), lambda *_: None)
 )
 
 
