@@ -96,6 +96,11 @@ class Entity(NamedTuple):
     end: int  # exclusive
 
 
+def is_bio(labels: Sequence[str]) -> bool:
+    """Return whether labels mark entities: each is O, B-TYPE or I-TYPE, and at least one is not O."""
+    return bool({*labels} - {"O"}) and all(re.fullmatch("O|[BI]-.+", label) for label in labels)
+
+
 def bio_entities(labels: Sequence[str]) -> list[Entity]:
     """Return the entities that BIO labels mark, in order.
 

@@ -29,6 +29,7 @@ from lm.data.corpus.shards import iter_documents
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
 from lm.data.tasks.names import is_task_file, task_name
+from lm.data.tasks.task_files import has_tags
 
 CURVES = "curves"  # name of the picture in the folder of a run
 UNIFORM_BITS_PER_BYTE = 8.0
@@ -158,6 +159,8 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
         look = f"{lm} show {name}"
     elif experiment.finetuning.steps and any(map(is_task_file, experiment.tuning.heads[:1])):
         look = f"echo 'one text per line' | {lm} predict {run}"
+        if tags_words(experiment.tuning.heads[0]):  # which are given as lists, and not as lines
+            look = f"{lm} eval tasks {run} {shlex.quote(experiment.tuning.heads[0])}"
     elif experiment.tuning.heads and not experiment.pretraining.steps:
         look = f"{lm} eval tasks {run} {shlex.quote(experiment.tuning.heads[0])}"
     elif experiment.model.has_decoder:
@@ -173,6 +176,13 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     else:
         picture = f"{lm} show {name} --examples 3"
     return look, picture, f"{lm} {report_command(name, experiment, folder)}"
+
+
+def tags_words(task_file: str) -> bool:
+    """Return whether the task of a file is to tag words; False if the file cannot be read."""
+    with suppress(SettingError):
+        return has_tags(task_file)
+    return False
 
 
 def prompt_of_text(experiment: Experiment, folder: Path) -> str:

@@ -33,6 +33,7 @@ from lm.data.tasks.prompts import (
     nearest_examples,
 )
 from lm.data.tasks.task import BaseTask, Row, Task
+from lm.data.tasks.task_files import has_tags
 from lm.metrics import Undefined, Value, format_value, undefined_reasons
 
 if TYPE_CHECKING:  # with jax, which takes a second
@@ -401,6 +402,8 @@ def score_file(path: Path, name: str, selection: RowSelection) -> None:
     task: AnyTask
     if name in LABELLED and name not in TASKS:
         task = LABELLED[name]
+    elif is_task_file(name) and has_tags(name):
+        task = find_labelled(name)
     else:
         task = find_task(name)
     try:

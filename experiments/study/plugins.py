@@ -248,7 +248,7 @@ def _registries(source: str) -> dict[str, Mapping[str, Any]]:
     from lm.data.tasks.benchmarks import TASKS
     from lm.data.tasks.labelled import LABELLED
     from lm.data.tasks.mixtures import MIXTURES
-    from lm.data.tasks.task_files import LABEL_METRICS, TEXT_METRICS
+    from lm.data.tasks.task_files import LABEL_METRICS, TAG_METRICS, TEXT_METRICS
     from lm.objectives.corruption import NOISES
     from lm.objectives.denoising import DENOISER_MIXTURES, OBJECTIVES
 
@@ -264,6 +264,7 @@ def _registries(source: str) -> dict[str, Mapping[str, Any]]:
         "MIXTURES": MIXTURES,
         "TEXT_METRICS": TEXT_METRICS,
         "LABEL_METRICS": LABEL_METRICS,
+        "TAG_METRICS": TAG_METRICS,
     }
     if "MIXERS" in source:
         from lm.nn.mixers import MIXERS

@@ -16,7 +16,8 @@ from paths import ROOT
 from scored_runs import HEADS, SMALL, read, run_of
 from tiny import TINY
 
-from experiments.evaluate.tasks import RowSelection, find_members, score_run
+from experiments.evaluate.tasks import RowSelection, find_members, score_file, score_run
+from experiments.notebook import load_run
 from experiments.runs import prepare as data
 from experiments.runs.checks import declared_tasks
 from experiments.runs.paths import save_settings
@@ -24,11 +25,12 @@ from experiments.runs.sources import Sources
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from lm.config.base import DataError, SettingError, changes
+from lm.data.classification import Reader
 from lm.data.tasks.benchmarks import find_task
-from lm.data.tasks.labelled import find_labelled
+from lm.data.tasks.labelled import CONLL, LABELLED, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import LabelledTask
-from lm.data.tasks.task_files import check_rows, check_task_files, read_task_file
+from lm.data.tasks.task_files import check_rows, check_task_files, has_tags, read_task_file
 from lm.tokenizers.sentencepiece import ByteTokenizer
 
 DOCS = (ROOT / "docs" / "tasks.md").read_text("utf-8")
@@ -37,6 +39,12 @@ EXAMPLES = dict(
     re.findall(r"```toml\n# (\S+)\n(.*?)```", DOCS, re.DOTALL)
     + re.findall(r"`(\S+)`:\n\n```\w+\n(.*?)```", DOCS, re.DOTALL)
 )
+HEAD = {"finetuning.steps": 1}
+# rows of CoNLL-2003, as TFDS has them
+SENTENCES = [
+    {"tokens": ["Ada", "Lovelace", "lived", "in", "London", "."], "ner": [1, 2, 0, 0, 5, 0]},
+    {"tokens": ["So", "did", "Babbage", "!"], "ner": [0, 0, 1, 0]},
+]
 RTE = [{"sentence1": "It is so.", "sentence2": "So it is.", "label": label} for label in (0, 1)]
 
 
@@ -86,7 +94,7 @@ def test_the_rows_of_each_label_are_counted(files, cache):
 
 
 def test_every_example_of_the_docs_is_whole_and_says_what_is_read_and_answered(files, cache):
-    found = {name: find_task(name) for name in EXAMPLES if name.endswith(".toml")}
+    found = {name: find_task(name) for name in EXAMPLES if name.endswith(".toml") and not has_tags(name)}
     pairs = {name: [*map(task.to_text, task.rows("train", cache))] for name, task in found.items()}
     assert pairs == {
         "colours.toml": [
@@ -419,3 +427,135 @@ def test_a_head_that_was_tuned_for_a_task_file_answers_it_wherever_the_file_is_n
     save_settings(folder, changes(Experiment(), SMALL | HEADS | {"tuning.heads": ("reviews.toml",)}))
     task, (stage,) = find_members(folder, str(files / "reviews.toml"), "")
     assert (type(task), stage.name) == (LabelledTask, "reviews.toml")
+
+
+def test_the_example_with_tags_prints_what_its_page_says(files, cache):
+    lines = said_of("names.toml", cache, **HEAD)
+    assert len(lines) == 2 and "".join(f"    {line}\n" for line in lines) in DOCS
+
+
+def tag_file(folder, rows, labels=CONLL, **keys):
+    """Write a task file with these rows as both splits, and return its name."""
+    for split in ("train", "valid"):
+        (folder / f"own-{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    keys = {"words": "tokens", "tags": "ner", "labels": labels} | keys
+    lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items() if value is not None]
+    lines.append('splits = {train = "own-train.jsonl", validation = "own-valid.jsonl"}')
+    (folder / "own.toml").write_text("\n".join(lines))
+    return "own.toml"
+
+
+@pytest.mark.parametrize("are_named", [False, True])
+def test_tags_of_a_file_are_read_scored_and_answered_as_those_of_the_built_in_task(are_named, files, cache):
+    rows = SENTENCES
+    if are_named:
+        rows = [row | {"ner": [CONLL[tag] for tag in row["ner"]]} for row in SENTENCES]
+    own, built_in = find_labelled(tag_file(files, rows)), LABELLED["ner"]
+    assert (own.kind, own.labels, own.unscored_metrics) == ("tokens", CONLL, ("accuracy",))
+    read = own.rows("train", cache)
+    batches = [
+        Reader(task, ByteTokenizer(100), "encoder", 40).batch(given, 2).features()
+        for task, given in ((own, read), (built_in, SENTENCES))
+    ]
+    assert batches[0].keys() == batches[1].keys()
+    assert all((batches[0][key] == batches[1][key]).all() for key in batches[0])
+    answers = [[1, 2, 0, 0, 7, 0], [0, 0, 1, -1]]
+    scores = own.evaluate(read, answers)
+    assert scores == built_in.evaluate(SENTENCES, answers)
+    assert scores["score"] == pytest.approx(200 / 3) and scores["accuracy"] == 80
+    assert type(pickle.loads(pickle.dumps(own))) is LabelledTask
+
+
+def test_tags_are_scored_by_entities_if_they_are_bio_else_by_words_unless_metrics_are_named(files):
+    for name in ("ner", "entities", "pos", "roles"):
+        built_in = LABELLED[name]
+        own = find_labelled(tag_file(files, SENTENCES, built_in.labels))
+        assert [*own.metrics] == [*built_in.metrics], name
+        assert own.unscored_metrics == built_in.unscored_metrics
+    own = find_labelled(tag_file(files, SENTENCES, metrics=["accuracy", "entity_f1"]))
+    assert ([*own.metrics], own.unscored_metrics) == (["accuracy", "entity_f1"], ())
+
+
+def test_words_are_counted_by_tag_and_what_cannot_be_learned_is_said(files, cache):
+    labels = CONLL[:6]
+    name = tag_file(files, SENTENCES, labels)
+    valid = [{"tokens": ["Rome"], "ner": ["B-LOC"]}, {"tokens": ["Oslo", "UN"], "ner": ["B-LOC", "B-ORG"]}]
+    (files / "own-valid.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in valid))
+    assert said_of(name, cache, **HEAD) == [
+        "own.toml: 10 words of 'train': 6 O, 2 B-PER, 1 I-PER, 0 B-ORG, 0 I-ORG, 1 B-LOC",
+        "own.toml: 3 words of 'validation': 0 O, 0 B-PER, 0 I-PER, 1 B-ORG, 0 I-ORG, 2 B-LOC",
+        "own.toml: 1 of 3 words of 'validation' have the label 'B-ORG', which no word of 'train' has: it "
+        "cannot be learned",
+    ]
+    tag_file(files, [{"tokens": ["It", "is"], "ner": [0, 0]}])
+    with pytest.raises(SettingError, match="all 2 words of 'train' have the label 'O'.*nothing to learn"):
+        said_of(name, cache, **HEAD)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tokens": ["So"]}, "line 2: 'tokens' and 'ner' have 1 and 4 entries: each word should"),
+        ({"ner": [0]}, "line 2: 'tokens' and 'ner' have 4 and 1 entries: each word should"),
+        ({"tokens": [], "ner": []}, "line 2: the list of words 'tokens' is empty"),
+        ({"tokens": "So did he"}, "line 2: words 'tokens' should be a list of texts, not 'So did he'"),
+        ({"tokens": ["So", 1, 2, 3]}, "line 2: words 'tokens' should be a list of texts"),
+        ({"ner": "O O O O"}, "line 2: tags 'ner' should be a list of labels, not 'O O O O'"),
+        ({"ner": ["B", "B", "I", "O"]}, r"lack 'B' \(2 words\), 'I' \(1 word\); .* own-train.jsonl, line 2"),
+        ({"ner": [0, 0, 9, 0]}, r"lack '9' \(1 word\); the first is at own-train.jsonl, line 2"),
+        ({"ner": [0, -100, 1, 0]}, "own-train.jsonl, line 2 has no label"),
+        ({"ner": None}, "own-train.jsonl, line 2, has no value in the column 'ner'"),
+    ],
+)
+def test_rows_whose_words_and_tags_do_not_pair_are_named_before_training(changed, message, files, cache):
+    name = tag_file(files, [SENTENCES[0], SENTENCES[1] | changed])
+    with pytest.raises(SettingError, match=message) as error:
+        said_of(name, cache, **HEAD)
+    assert "own" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"label": "ner"}, "own.toml: either targets .* not label and words and tags"),
+        ({"tags": None}, "own.toml: words, .* and tags, .* need each other"),
+        ({"words": None}, "own.toml: words, .* and tags, .* need each other"),
+        ({"labels": None}, "own.toml: tags needs labels"),
+        ({"text": "tokens"}, "own.toml: text is not read with words and tags"),
+        ({"inputs": "{tokens}"}, "own.toml: inputs is not read with words and tags"),
+        ({"targets_length": 9}, "own.toml: targets_length is not read with words and tags"),
+        ({"metrics": ["f1"]}, "own.toml: metric 'f1' is unknown.*entity_f1"),
+        (
+            {"labels": ["O", "S-PER"], "metrics": ["entity_f1"]},
+            "own.toml: metric 'entity_f1' needs labels in BIO",
+        ),
+        ({"tags": "nre"}, "own.toml: the rows of own-train.jsonl have no column 'nre'; did you mean 'ner'"),
+    ],
+)
+def test_keys_that_do_not_fit_tags_are_named(keys, message, files, cache):
+    with pytest.raises(SettingError, match=message):
+        said_of(tag_file(files, SENTENCES, **keys), cache, **HEAD)
+
+
+def test_a_list_is_no_label_and_tags_are_no_words_that_a_model_writes(files, cache):
+    given = {"words": None, "tags": None, "text": "tokens", "label": "ner", "metrics": ["accuracy"]}
+    name = tag_file(files, SENTENCES, **given)
+    for how in ({}, HEAD):
+        with pytest.raises(SettingError, match="line 1: the label 'ner' is a list; .* words and tags"):
+            said_of(name, cache, **how)
+    with pytest.raises(SettingError, match="own.toml has tags of words.*name it in tuning.heads"):
+        mixture(tag_file(files, SENTENCES))
+
+
+def test_a_head_tags_the_words_of_a_file_in_evaluation_as_in_predictions(files, capsys):
+    name = tag_file(files, SENTENCES)
+    folder, *_ = run_of(files, "own", HEADS | {"tuning.heads": (name,)})
+    score_run(folder, [name], "", RowSelection())
+    scores, lines = read(folder / "scores" / name / name / "validation")
+    assert scores["metrics"].keys() == {"entity_f1", "accuracy", "score"}
+    found = load_run(folder).predict([row["tokens"] for row in SENTENCES])
+    assert found == [[CONLL[tag] for tag in line["prediction"]] for line in lines]
+    (files / "right.jsonl").write_text("".join(f"{json.dumps(row['ner'])}\n" for row in SENTENCES))
+    capsys.readouterr()
+    score_file(Path("right.jsonl"), name, RowSelection())
+    assert "100.00" in capsys.readouterr().out

@@ -19,6 +19,13 @@ A labelled task classifies a text or a pair of texts. A head answers, or the mod
     labels = ["entailment", "not_entailment"]
     metrics = ["accuracy"]
     splits = {train = "train", validation = "validation"}
+
+A tagging task classifies each word of a list of words, by a head::
+
+    words = "tokens"
+    tags = "ner_tags"
+    labels = ["O", "B-PER", "I-PER"]
+    splits = {train = "train.jsonl", validation = "valid.jsonl"}
 """
 
 import functools
@@ -27,7 +34,8 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -50,6 +58,10 @@ LABEL_METRICS: dict[str, Callable[[int], metrics.Metric]] = {  # functions of th
     "macro_f1": metrics.macro_f1,
     "matthews": lambda count: metrics.matthews,
 }
+TAG_METRICS: dict[str, Callable[[Sequence[str]], metrics.Metric]] = {  # functions of the labels
+    "accuracy": lambda labels: metrics.token_accuracy,
+    "entity_f1": metrics.entity_f1,
+}
 TEXT_METRICS: dict[str, metrics.Metric] = {
     "exact_match": metrics.accuracy,
     "f1": lambda targets, texts: metrics.answer_f1([[target] for target in targets], texts),
@@ -61,6 +73,7 @@ TEXT_METRICS: dict[str, metrics.Metric] = {
 }
 MAX_COUNTED_LABELS = 10  # messages count the rows by label of tasks with at most so many labels
 NUMBER_METRICS = ("pearson", "spearman")  # their targets are numbers
+UNREAD_WITH_TAGS = ("inputs", "text", "targets_length", "longer_targets")
 
 
 # ---- the file
@@ -75,7 +88,8 @@ class TaskSpec:
 
     # train, validation, report: a file in the folder of the task file, or a split of the source
     splits: dict[str, str]
-    metrics: list[str]  # the score is their mean
+    # the score is their mean; none for tags: F1 of entities if the labels are BIO, else accuracy
+    metrics: list[str] = field(default_factory=list)
     source: str = ""  # tfds:NAME[:VERSION] or hf:NAME[:CONFIG]
     inputs: str = ""  # template of the inputs; default for a labelled task: name and columns in T5's format
     targets: str = ""  # template of the targets
@@ -84,11 +98,19 @@ class TaskSpec:
     half: TaskHalf = ""  # reading: needs its input; language: measures knowledge of the language
     text: list[str] | str = ""  # the column that is classified, or the two columns of a pair
     label: str = ""  # column of the class: a name in labels or, unless these are numbers, a number from 0
-    labels: list[str] | None = None  # names of the classes
+    labels: list[str] | None = None  # names of the classes, or of the tags
+    words: str = ""  # column of a list of words, each of which has a tag
+    tags: str = ""  # column of the list of their tags, which are written like a class
 
     def __post_init__(self):
-        if bool(self.label) == bool(self.targets):
-            raise SettingError("either targets (a text) or label, labels and text (a class) should be given")
+        given = [key for key in ("targets", "label", "words", "tags") if getattr(self, key)]
+        if len(given) != 1 and given != ["words", "tags"]:
+            raise SettingError(
+                "either targets (a text), or label, labels and text (a class), or words, tags and labels (a "
+                f"tag of each word) should be given, not {' and '.join(given) or 'none of them'}"
+            )
+        if self.words or self.tags:
+            self._check_tags()
         if self.label and not (self.labels and 1 <= len(self.text_columns) <= 2):
             missing = "text, the name of one column or of two"
             if not self.labels:
@@ -102,8 +124,10 @@ class TaskSpec:
             raise SettingError(f"splits has {unknown[0]!r}{nearest(unknown[0], get_args(SplitName))}")
         if self.source and self.source.partition(":")[0] not in SOURCES:
             raise SettingError(f"source={self.source!r} should be 'tfds:NAME' or 'hf:NAME'")
-        known = LABEL_METRICS if self.label else TEXT_METRICS
-        for name in self.metrics or [""]:
+        known: Mapping[str, Any] = TEXT_METRICS
+        if self.label or self.tags:
+            known = LABEL_METRICS if self.label else TAG_METRICS
+        for name in self.metrics if self.tags else self.metrics or [""]:
             if name not in known:
                 raise SettingError(f"metric {name!r} is unknown{nearest(name, known)}")
         if "f1" in self.metrics and self.label and len(self.label_names) != 2:
@@ -113,14 +137,30 @@ class TaskSpec:
         if self.targets_length < 2:
             raise SettingError(f"targets_length={self.targets_length} should be at least 2, EOS counted")
 
+    def _check_tags(self) -> None:
+        """Raise SettingError for keys that do not fit a task with tags."""
+        if not (self.tags and self.words):
+            raise SettingError(
+                "words, the column of a list of words, and tags, that of their tags, need each other"
+            )
+        if not self.labels:
+            raise SettingError('tags needs labels, the names of the tags, such as ["O", "B-PER", "I-PER"]')
+        for key in fields(self):
+            if key.name in UNREAD_WITH_TAGS and getattr(self, key.name) != key.default:
+                raise SettingError(f"{key.name} is not read with words and tags: leave it out")
+        if "entity_f1" in self.metrics and not metrics.is_bio(self.labels):
+            raise SettingError(
+                f"metric 'entity_f1' needs labels in BIO, O, B-TYPE and I-TYPE, not {self.labels}"
+            )
+
     @property
     def label_names(self) -> tuple[str, ...]:
-        """Return the names of the classes; none for a text-to-text task."""
+        """Return the names of the classes or tags; none for a text-to-text task."""
         return tuple(self.labels or ())
 
     @property
     def text_columns(self) -> tuple[str, ...]:
-        """Return the one or two columns that are classified; none for a text-to-text task."""
+        """Return the one or two columns that are classified; none for other tasks."""
         if isinstance(self.text, str):
             return (self.text,) if self.text else ()
         return tuple(self.text)
@@ -129,26 +169,45 @@ class TaskSpec:
     def columns(self) -> list[str]:
         """Return all columns that the task reads, each once."""
         names = [*template_columns(self.inputs), *template_columns(self.targets), *self.text_columns]
-        if self.label:
-            names.append(self.label)
+        names += [column for column in (self.label, self.words, self.tags) if column]
         return list(dict.fromkeys(names))
 
+    @property
+    def metric_names(self) -> list[str]:
+        """Return the names of all metrics: those of the file, or the default ones of tags."""
+        default = ["entity_f1", "accuracy"] if metrics.is_bio(self.label_names) else ["accuracy"]
+        return self.metrics or default
+
+    @property
+    def unscored_metrics(self) -> tuple[str, ...]:
+        """Return the names of the metrics that are not part of the score: by default all but the first."""
+        return () if self.metrics else tuple(self.metric_names[1:])
+
     def class_of(self, row: Row) -> int | None:
-        """Return the index of a row's class; None if it is unknown (-1).
+        """Return the index of a row's class; None if it is unknown."""
+        return self.label_index(row[self.label])
+
+    def tags_of(self, row: Row) -> list[int] | None:
+        """Return the index of each word's tag; None if one of them is unknown."""
+        tags = row[self.tags]
+        known = [index for index in map(self.label_index, tags) if index is not None]
+        return known if len(known) == len(tags) else None
+
+    def label_index(self, value: Any) -> int | None:
+        """Return the index of the label that a value of the data names; None if it is unknown (-1 or -100).
 
         Raises LookupError if the value is neither one of ``labels`` nor the number of one. A JSON boolean
         matches a label named True, true or 1 (False, false or 0), and is never read as the number of a label.
         """
-        value = row[self.label]
         text, is_boolean = str(value), isinstance(value, bool)
         possible_names = (text, text.lower(), str(int(value))) if is_boolean else (text,)
         for name in possible_names:
             if name in self.label_names:
                 return self.label_names.index(name)
         labels_are_numbers = any(name.lstrip("-").isdigit() for name in self.label_names)
-        if labels_are_numbers or not re.fullmatch(r"-1|\d+", text) or int(text) >= len(self.label_names):
+        if labels_are_numbers or not re.fullmatch(r"-1|-100|\d+", text) or int(text) >= len(self.label_names):
             raise LookupError(value)
-        return None if text == "-1" else int(text)
+        return int(text) if int(text) >= 0 else None
 
 
 def template_columns(template: str) -> list[str]:
@@ -189,7 +248,8 @@ def read_task_file(path: Path) -> TaskSpec:
                 raise SettingError(f"{name!r} is unknown{nearest(name, known)}")
             _check_type(name, value)
         for name in ("splits", "metrics"):
-            if name not in content:
+            has_default = name == "metrics" and {"words", "tags"} & content.keys()
+            if name not in content and not has_default:
                 raise SettingError(f"{name} is missing")
         spec = TaskSpec(**content)
         _check_splits(path.parent, spec)
@@ -248,9 +308,14 @@ def _cached_spec(path: Path, _size: int, _changed: int) -> TaskSpec:
 
 
 def task_from_file(name: str) -> Task:
-    """Return the text-to-text task of a file; the answer to a labelled one is one of its ``labels``."""
+    """Return the text-to-text task of a file; the answer to a labelled one is one of its ``labels``.
+
+    Raises SettingError if it has tags of words.
+    """
     path = Path(name)
     spec = _load_spec(path)
+    if spec.tags:
+        raise SettingError(f"{path} has tags of words, which only a head gives: name it in tuning.heads")
     inputs = spec.inputs or fields_template(path.stem, spec.text_columns)
     lengths: dict[str, Any] = {"targets_length": spec.targets_length, "longer_targets": spec.longer_targets}
 
@@ -280,9 +345,17 @@ def task_from_file(name: str) -> Task:
 
 
 def labelled_task_from_file(name: str) -> LabelledTask:
-    """Return the task of a file, for a head to answer; raise SettingError if it has no label."""
+    """Return the task of a file, for a head to answer; raise SettingError if it has no label or tags."""
     path = Path(name)
     spec = _load_spec(path)
+    if spec.tags:
+        return LabelledTask(
+            **_shared_arguments(path, spec),
+            target=spec.tags_of,
+            labels=spec.label_names,
+            kind="tokens",
+            texts=lambda row: (row[spec.words],),
+        )
     if not spec.label:
         raise SettingError(f"tuning.heads: {path} has no label; name it in tuning.mixtures, to be written")
     return LabelledTask(
@@ -294,12 +367,19 @@ def labelled_task_from_file(name: str) -> LabelledTask:
     )
 
 
+def has_tags(name: str) -> bool:
+    """Return whether the task of a file is to tag words."""
+    return bool(_load_spec(Path(name)).tags)
+
+
 def _shared_arguments(path: Path, spec: TaskSpec) -> dict[str, Any]:
     """Return the arguments of ``BaseTask``, but for the target."""
     kind, _, name = spec.source.partition(":")
     source = {"": f"file:{path.parent}", "tfds": name, "hf": spec.source}[kind]
     if spec.label:
         scores = {name: LABEL_METRICS[name](len(spec.label_names)) for name in spec.metrics}
+    elif spec.tags:
+        scores = {name: TAG_METRICS[name](spec.label_names) for name in spec.metric_names}
     else:
         scores = {name: TEXT_METRICS[name] for name in spec.metrics}
     return {
@@ -307,6 +387,7 @@ def _shared_arguments(path: Path, spec: TaskSpec) -> dict[str, Any]:
         "column": path.name,
         "source": source,
         "metrics": scores,
+        "unscored_metrics": spec.unscored_metrics,
         "half": spec.half,
         "file": path,
         "check_rows": functools.partial(check_rows, path, spec),
@@ -320,7 +401,8 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
     """Check that rows fit their task file.
 
     Raises SettingError for a column of the file that the rows lack, or a label of the rows that the file
-    lacks; DataError for a row without a value, or with a target that is no number if a metric needs one.
+    lacks; DataError for a row without a value, with a list where a class should be, with words and tags that
+    do not pair, or with a target that is no number if a metric needs one.
     """
 
     for column in spec.columns:
@@ -337,20 +419,44 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
                 )
         if spec.targets and (wrong := _unscorable(fill_template(spec.targets, row), spec.metrics)):
             raise DataError(f"{_location(rows, index)}: {wrong} ({path})")
-        if spec.label:
+        if wrong := _unpaired(row, spec):
+            raise DataError(f"{_location(rows, index)}: {wrong} ({path})")
+        values = [row[spec.label]] if spec.label else row[spec.tags] if spec.tags else []
+        for value in values:
             try:
-                spec.class_of(row)
+                spec.label_index(value)
             except LookupError:
                 first_unknown = first_unknown or _location(rows, index)
-                unknown_labels[str(row[spec.label])] += 1
+                unknown_labels[str(value)] += 1
     if unknown_labels:
+        unit = "word" if spec.tags else "row"
         found = ", ".join(
-            f"{label!r} ({count:,} row{'s' * (count > 1)})" for label, count in unknown_labels.most_common(5)
+            f"{label!r} ({count:,} {unit}{'s' * (count > 1)})"
+            for label, count in unknown_labels.most_common(5)
         )
         raise SettingError(
             f"{path}: labels={list(spec.label_names)} lack {found}; the first is at {first_unknown}: correct "
             "the cells, add the labels, or leave such rows out"
         )
+
+
+def _unpaired(row: Row, spec: TaskSpec) -> str:
+    """Return why a row has no class, or no tag for each word; "" if it has."""
+    if spec.label and isinstance(row[spec.label], list):
+        return f"the label {spec.label!r} is a list; tags of words go under words and tags"
+    if not spec.tags:
+        return ""
+    words, tags = row[spec.words], row[spec.tags]
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return f"words {spec.words!r} should be a list of texts, not {words!r:.40}"
+    if not isinstance(tags, list):
+        return f"tags {spec.tags!r} should be a list of labels, not {tags!r:.40}"
+    if not words and not tags:
+        return f"the list of words {spec.words!r} is empty: leave the row out"
+    if len(words) != len(tags):
+        counts = f"{len(words)} and {len(tags)} entries"
+        return f"{spec.words!r} and {spec.tags!r} have {counts}: each word should have one tag"
+    return ""
 
 
 def _unscorable(target: str, names: Sequence[str]) -> str:
@@ -395,10 +501,13 @@ def check_task_files(
             task.check_rows(rows)
             task.check_labels(rows)
             if task.labels:
-                label_counts = Counter(map(task.target, rows))
+                is_tagging = isinstance(task, LabelledTask) and task.kind == "tokens"
+                targets = map(task.target, rows)
+                label_counts = Counter(chain.from_iterable(targets) if is_tagging else targets)
                 if split == "train":
                     train_label_counts = label_counts
-                _check_label_counts(task, split, label_counts, train_label_counts, print_line)
+                unit = "word" if is_tagging else "row"
+                _check_label_counts(task, split, label_counts, train_label_counts, unit, print_line)
             _print_empty_texts(task, split, rows, print_line)
             if isinstance(task, Task) and task.targets_length is not None:
                 _check_targets_length(task, task.targets_length, split, rows, tokenizer, print_line)
@@ -409,27 +518,29 @@ def _check_label_counts(
     split: str,
     label_counts: Mapping[Any, int],
     train_label_counts: Mapping[Any, int],
+    unit: str,
     print_line: Callable[[str], object],
 ) -> None:
     """Print how many rows of a split have each label, and labels that leave nothing to learn or to score.
 
-    Raises SettingError if a classifier would be trained on rows of one label.
+    Raises SettingError if a classifier would be trained on rows of one label. ``unit``: what has a label, a
+    row or a word.
     """
     assert task.labels
     count = sum(label_counts.values())
     if len(task.labels) <= MAX_COUNTED_LABELS:
         counts = ", ".join(f"{label_counts[index]:,} {label}" for index, label in enumerate(task.labels))
-        print_line(f"{task.file}: {count:,} rows of {split!r}: {counts}")
+        print_line(f"{task.file}: {count:,} {unit}s of {split!r}: {counts}")
     if len(label_counts) == 1 and (count > 1 or split == "train"):
         label, names = task.labels[next(iter(label_counts))], ", ".join(task.labels)
-        said = f"{task.file}: all {count:,} rows of {split!r} have the label {label!r}, of {names}"
+        said = f"{task.file}: all {count:,} {unit}s of {split!r} have the label {label!r}, of {names}"
         if split == "train":
             raise SettingError(f"{said}: there is nothing to learn")
         print_line(f"{said}: a score on them says little")
     for label in sorted(label_counts.keys() - train_label_counts.keys()):
         name = task.labels[label]
-        found = f"{label_counts[label]:,} of {count:,} rows of {split!r} have the label {name!r}"
-        print_line(f"{task.file}: {found}, which no row of 'train' has: it cannot be learned")
+        found = f"{label_counts[label]:,} of {count:,} {unit}s of {split!r} have the label {name!r}"
+        print_line(f"{task.file}: {found}, which no {unit} of 'train' has: it cannot be learned")
 
 
 def _print_empty_texts(
@@ -438,7 +549,7 @@ def _print_empty_texts(
     """Print which columns have texts of nothing but blanks, and how many."""
     assert task.file is not None
     spec = _load_spec(task.file)
-    texts = [column for column in spec.columns if column != spec.label]
+    texts = [column for column in spec.columns if column not in (spec.label, spec.words, spec.tags)]
     empty, first = Counter[str](), dict[str, int]()
     for index, row in enumerate(rows):
         for column in texts:

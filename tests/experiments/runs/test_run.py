@@ -378,11 +378,15 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
         ("bert/base", {}, "lm generate runs/a --prompt 'Paris is the [MASK] of France.'"),
         ("bert/base", {"pretraining.steps": 0, "tuning.heads": ("mrpc",)}, "lm eval tasks runs/a mrpc"),
         ("bert/base", {"tuning.heads": ("a.toml",)}, "echo 'one text per line' | lm predict runs/a"),
+        ("bert/base", {"tuning.heads": ("tags.toml",)}, "lm eval tasks runs/a tags.toml"),
     ],
 )
 def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("novel.txt").write_text("\n\n".join(f"Call me Ishmael. Some {n} years" for n in range(999)))
+    Path("tags.toml").write_text(
+        'words = "w"\ntags = "t"\nlabels = ["O", "B-X"]\nsplits = {train = "a.jsonl"}'
+    )
     folder = Path("runs/nano") / row / "seed-0"
     assert suggestions(row, build(row, "nano", changes), folder)[0] == command.replace("runs/a", str(folder))
 
