@@ -246,8 +246,9 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     lines = [_time_cells(plan, bounds) for plan in compiled_plans]
     _print_table(title, f"row, tokens, TFLOP, {', '.join(bounds)}, use", lines)
     lines = [_chip_hours_cells(plan, price) for plan in compiled_plans]
-    column_names = "row, pre-training, fine-tuning" + ", cost" * (price > 0)
-    _print_table("The whole run: chip-hours, at least", column_names, lines)
+    column_names = "row, pre-training, fine-tuning, hours here" + ", cost" * (price > 0)
+    title = f"The whole run, at least: chip-hours, and hours on these {slices.chips} chips"
+    _print_table(title, column_names, lines)
     title = "What each device receives in a step, without what takes less than 1 % of the time"
     lines = [line for plan in plans for line in _collective_lines(plan)]
     _print_table(title, "row, kind, over, times, MiB, ms", lines)
@@ -316,9 +317,10 @@ def _time_cells(plan: Plan, names: Sequence[str]) -> list[str]:
 
 
 def _chip_hours_cells(plan: Plan, price: float) -> list[str]:
-    """Return the cells of a plan's line in the table of chip-hours."""
+    """Return the cells of a plan's line in the table of chip-hours, and of hours on its slice."""
     hours = plan.estimate.chip_hours
-    return [plan.label, *map(_digits, hours), *[f"${_digits(sum(hours) * price)}"] * (price > 0)]
+    cost = [f"${_digits(sum(hours) * price)}"] * (price > 0)
+    return [plan.label, *map(_digits, (*hours, sum(hours) / plan.step.slices.chips)), *cost]
 
 
 def _digits(number: float) -> str:

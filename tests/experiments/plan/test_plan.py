@@ -275,6 +275,16 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
     assert capsys.readouterr().out.count("does not fit. Try --model.compile.remat") == 2
 
 
+def test_the_hours_and_the_cost_of_a_run_follow_from_its_chip_hours_and_the_chips_of_the_slice():
+    row = "t5/1-baseline/baseline"
+    step = planned(build(row, "base"), "v5e:4x4")
+    plan = plans.Plan(row, row, row, step, replace(COMPILED, cycles=10**9))
+    _, pretraining, finetuning, hours, cost = plans._chip_hours_cells(plan, 2.0)
+    chip_hours = sum(float(cell.replace(",", "")) for cell in (pretraining, finetuning))
+    assert float(hours.replace(",", "")) == pytest.approx(chip_hours / 16, rel=0.01)
+    assert float(cost.strip("$").replace(",", "")) == pytest.approx(2 * chip_hours, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("row", "vocabulary", "advice"),
     [
