@@ -218,17 +218,22 @@ def _claims_sentences(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     group = comparison.main_group
     if not claims or group is None:
         return []
-    counts = count_verdicts(verdicts[group]["updates"])
+    main = verdicts[group]["updates"]
+    counts = count_verdicts(main)
     if not counts.total:
         return []
     judges = "held-out text" if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
     sentences = [f"{_count_text(round(counts.total))} judged by {judges}: {_verdict_words(counts)}."]
+    if num_equivalent := sum(verdict.word == "equivalent" for _, verdict in main):
+        sentences.append(
+            f"Of the undecided {num_equivalent} {'is' if num_equivalent == 1 else 'are'} equivalent."
+        )
     if group == "reading" and "language" in verdicts:
         by_language = count_verdicts(verdicts["language"]["updates"])
         decided = by_language.confirmed, by_language.contradicted
         if any(decided) and decided != (counts.confirmed, counts.contradicted):
             sentences.append(f"By the tasks on language: {_verdict_words(by_language)}.")
-    if any(verdict.word == NOT_LEARNING for _, verdict in verdicts[group]["updates"]):
+    if any(verdict.word == NOT_LEARNING for _, verdict in main):
         sentences.append("A row had not left the unigram plateau (not yet learning): train longer.")
     if (order := comparison.paper_orders.get(group)) is not None:
         sentences.append(f"Kendall's tau with the paper's order: {order.tau:+z.2f} (p = {order.p:.2g}).")

@@ -688,6 +688,10 @@ def test_claims_are_judged_on_each_half_of_the_tasks_and_on_both_with_equal_weig
     assert "by the reading tasks: 2 confirmed, 1 contradicted. By the tasks on language: " in said
     alike = verdicts | {"language": verdicts["reading"]}
     assert "By the tasks on language" not in text.verdict_sentence(comparison, alike)
+    decided = verdicts["reading"]["updates"]
+    equal = [(claim, replace(verdict, word="equivalent")) for claim, verdict in decided[:2]] + decided[2:]
+    judged = {"reading": verdicts["reading"] | {"updates": equal}}
+    assert "2 undecided. Of the undecided 2 are equivalent." in text.verdict_sentence(comparison, judged)
     reading, language, both = (comparison.combined_scores(NAMES[0], g) for g in comparison.groups)
     assert all(both[seed] == pytest.approx((reading[seed] + language[seed]) / 2) for seed in both)
     orders = comparison.paper_orders
