@@ -13,7 +13,7 @@ from experiments.console import RUNS
 from experiments.figures.training import SAME_LINE, training_figure
 from experiments.runs.curves import TRAINING_LOSS, Curves, lowest_before_memorising, read_curves
 from experiments.runs.paths import find_cache
-from experiments.runs.plateau import plateau_note
+from experiments.runs.plateau import PLATEAU_MARGIN, plateau_note
 from experiments.runs.result import UNDEFINED, Result, read_result
 from experiments.runs.sources import Sources
 from experiments.study.changes import Overrides
@@ -110,8 +110,23 @@ def loss_lines(result: Result, experiment: Experiment, curves: Curves) -> Iterat
     if result.content_loss is not None and result.reference_loss is not None:
         note = plateau_note(result.exit_step, experiment)
         is_other = loss is None or abs(result.content_loss - loss) > SAME_LINE
+        if note and result.exit_step is None and not is_other:
+            note += knows_training_text_note(curves, result.reference_loss)
         content = f"content loss {result.content_loss:.3f}; " * is_other
         yield f"{content}unigram loss {result.reference_loss:.3f}{note}"
+
+
+def knows_training_text_note(curves: Curves, unigram_loss: float) -> str:
+    """Return that the training loss, unlike the held-out loss, is below the unigram loss; "" if it is not."""
+    if TRAINING_LOSS not in curves:
+        return ""
+    _, training_loss = curves[TRAINING_LOSS][0][-1]
+    if training_loss > unigram_loss - PLATEAU_MARGIN:
+        return ""
+    return (
+        f",\nbut the training loss, {training_loss:.3f}, is below it: the model knows its training text\n"
+        "better than other text of its kind; use more text"
+    )
 
 
 def memorising_note(curves: Curves) -> str:

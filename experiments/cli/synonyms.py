@@ -51,7 +51,7 @@ SYNONYMS = {  # a setting or option -> its names elsewhere
     "model.num_encoder_layers": "encoder-layers num-encoder-blocks",
     "model.num_decoder_layers": "decoder-layers num-decoder-blocks",
     "model.attention.num_heads tuning.heads": "heads",
-    "model.attention.num_heads": "n-head n-heads num-attention-heads attention-heads nhead",
+    "model.attention.num_heads": "num-heads n-head n-heads num-attention-heads attention-heads nhead",
     "model.attention.num_key_value_heads": "kv-heads num-kv-heads n-kv-heads n-kv-head num-query-groups",
     "model.attention.d_kv": "d-head head-dim d-k head-size dim-head kv-channels",
     "model.d_model": "hidden-size hidden-dim width dim n-embd emb-dim embed-dim embedding-dim dmodel",

@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import STAGES
+from experiments.runs.plateau import PLATEAU_MARGIN
 from experiments.runs.result import (
     DENOISERS,
     DOCUMENTS,
@@ -16,8 +17,6 @@ from experiments.runs.result import (
     write_result,
 )
 from lm.train.runtime.log import records
-
-EXIT = 0.2  # below a model without context: one that has left the plateau [nats a content token]
 
 
 def columns(best: dict[str, dict]) -> dict[str, float | None]:
@@ -64,8 +63,8 @@ def likelihoods(folder: Path, first_step: int) -> list[dict[str, float]]:
 
 
 def has_left(evaluation: Mapping[str, float]) -> bool:
-    """Return whether the model uses its context: it is better by EXIT than one that has none."""
-    return evaluation["content_loss"] <= evaluation["reference_loss"] - EXIT
+    """Return whether the model uses its context: it is better by PLATEAU_MARGIN than one that has none."""
+    return evaluation["content_loss"] <= evaluation["reference_loss"] - PLATEAU_MARGIN
 
 
 def cost(first_steps: Mapping[Path, int]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from experiments.cli.generate import generate
 from experiments.cli.run_options import Options, RowRun
 from experiments.cli.run_summary import (
     chance_score,
+    loss_lines,
     memorising_note,
     report_command,
     suggestions,
@@ -34,7 +35,7 @@ from experiments.processes.progress import reporting
 from experiments.runs.curves import HELD_OUT_LOSS, TRAINING_LOSS
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import save_settings
-from experiments.runs.result import read_result, summary, write_result
+from experiments.runs.result import Result, read_result, summary, write_result
 from experiments.runs.run import Run
 from experiments.runs.scores import columns
 from experiments.runs.stages import stages_of
@@ -594,3 +595,16 @@ def test_a_model_that_memorises_its_text_is_said_to():
     assert note([5, 4, 4.04], [5, 4, 3]) == "", "no more than two evaluations differ by chance"
     assert note([5, 4, 6], [5, 4, 6]) == "", "diverged, which is not memorising"
     assert memorising_note({}) == "", "counted models have no curves"
+
+
+def test_a_model_that_knows_its_training_text_alone_is_not_said_to_know_word_frequencies_alone():
+    """On a short text the training loss falls far below the unigram loss, and the held-out loss does not."""
+
+    def said(training_loss):
+        losses = {"held_out_loss": 5.9, "content_loss": 5.9, "reference_loss": 5.48}
+        result = Result({}, {}, seconds=1.0, tokens=1, folder=Path("run"), **losses)
+        curves = {TRAINING_LOSS: [[(100, 7.0), (150, training_loss)]]}
+        return " ".join("\n".join(loss_lines(result, build("gpt/base", "nano"), curves)).split())
+
+    assert "but the training loss, 4.780, is below it" in said(4.78)
+    assert said(5.4).endswith("it has not left the unigram plateau")
