@@ -21,6 +21,7 @@ from experiments.report.claims_figure import VERDICTS, ClaimsFigure, count_claim
 from experiments.report.order import tau_p_value
 from experiments.report.prediction import read_tables
 from experiments.report.report import write_report
+from experiments.runs.plateau import PLATEAU_MARGIN
 from experiments.study.claims import claims_to_test, compared_columns
 from experiments.study.papers.t5 import PAPER
 from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
@@ -50,6 +51,7 @@ PUBLISHED = {
     "mini-ladder": "ladder",
     "mini-experts": "now/5-experts",
     "mini-8x-objective": "t5/4-objective",
+    "mini-recipe": "recipe-[dl]*",
 }
 OVERRIDES = {
     "mini-8x-objective": {
@@ -328,6 +330,32 @@ def test_the_guide_has_the_bits_of_diffusion_with_five_seeds_and_the_verdicts():
         spread = "" if kind == "5-gram" else f" ± {stdev(values):.3f}"
         assert re.search(rf"\| `{kind}`.* \| {bound}{mean(values):.3f}{spread} \|", section), kind
     check_verdicts("mini-diffusion", section)
+
+
+def test_the_page_on_choices_has_what_each_optimiser_gains_on_both_poles_and_its_regret():
+    gains = {}
+    for line in csv.DictReader((DOCS / "results/mini-recipe.csv").open()):
+        if line["column"] == "held-out loss":
+            pole, _, row = line["row"].partition("/")
+            gain = float(line["reference_loss"]) - float(line["content_loss"])
+            gains.setdefault(row, {}).setdefault(pole, []).append(gain)
+    tables = read_tables(DOCS / "results/mini-recipe.json")
+    best = {pole: max(mean(found[pole]) for found in gains.values()) for pole in tables}
+    names = {"adafactor": "Adafactor", "muon": "Muon", "adamw": "AdamW"}
+    page = (DOCS / "choices.md").read_text().replace("**", "")
+    for row, found in gains.items():
+        optimizer, _, rate = row.rpartition("-")
+        cells = [names.get(optimizer, "AdamW, relative to the parameter"), rate]
+        for pole, table in tables.items():
+            assert len(found[pole]) == 3
+            sign = (
+                table["rows"][f"{pole}/{row}"]["less the baseline's"].get("held-out loss", {}).get("verdict")
+            )
+            has_left_plateau = mean(found[pole]) >= PLATEAU_MARGIN  # others are not compared
+            mark = " ▼" * (sign == "worse" and has_left_plateau)
+            cells.append(f"{mean(found[pole]):.2f} ± {stdev(found[pole]):.2f}{mark}")
+        cells.append(f"{max(best[pole] - mean(found[pole]) for pole in tables):.2f}")
+        assert f"| {' | '.join(cells)} |" in page, cells
 
 
 def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that_do_not():
