@@ -14,6 +14,7 @@ from experiments.figures.training import mean_curve, score_curve, training_figur
 from experiments.report.comparison import Comparison
 from experiments.report.metrics import (
     GROUP_TITLES,
+    HELD_OUT_LOSS,
     Group,
     Metric,
     bits_per_byte_curve,
@@ -188,7 +189,8 @@ def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None
                 return None  # its held-out loss is that of other tokens
             return Score.of(samples[name].values())
 
-        panels.append((metric.title, score, metric.chance))
+        unit = "\n[nats per token]" * (metric.measure == HELD_OUT_LOSS)  # titles of other metrics have theirs
+        panels.append((f"{metric.title}{unit}", score, metric.chance))
     return panels
 
 

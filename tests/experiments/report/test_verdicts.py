@@ -245,7 +245,7 @@ def test_held_out_loss_has_a_panel_beside_tasks_only_if_a_row_predicts_what_the_
         settings[NAMES[0]] = replace(settings[BASE], seed=7)
     figures = table_figures(comparison, dict.fromkeys(comparison.canonical_names, {}))
     titles = [panel.title for panel in next(iter(figures.values())).panels]
-    assert ("held-out loss" in titles) == is_drawn and len(titles) > 2
+    assert ("held-out loss\n[nats per token]" in titles) == is_drawn and len(titles) > 2
 
 
 def test_rows_on_the_plateau_do_not_count_in_the_unit_unless_all_are(tmp_path):
