@@ -52,6 +52,7 @@ PUBLISHED = {
     "mini-experts": "now/5-experts",
     "mini-8x-objective": "t5/4-objective",
     "mini-recipe": "recipe-[dl]*",
+    "mini-history-rates": "history-rates",
 }
 OVERRIDES = {
     "mini-8x-objective": {
@@ -330,6 +331,26 @@ def test_the_guide_has_the_bits_of_diffusion_with_five_seeds_and_the_verdicts():
         spread = "" if kind == "5-gram" else f" ± {stdev(values):.3f}"
         assert re.search(rf"\| `{kind}`.* \| {bound}{mean(values):.3f}{spread} \|", section), kind
     check_verdicts("mini-diffusion", section)
+
+
+def test_the_road_has_the_transformer_and_the_lstm_at_both_rates_and_their_distance_at_the_better_ones():
+    bits = {}
+    for line in csv.DictReader((DOCS / "results/mini-history-rates.csv").open()):
+        if line["column"] == "bits per byte":
+            row = line["row"].rpartition("/")[2].removesuffix("-decay")
+            bits.setdefault(row, []).append(float(line["score"]))
+    road, counts = " ".join((DOCS / "road.md").read_text().split()), {2: "two seeds", 5: "five"}
+    for kind in ("lstm", "transformer"):
+        cells = []
+        for rate in ("0.003", "0.01"):
+            values = bits[f"{kind}-{rate}"]
+            cells.append(f"{mean(values):.3f} ± {stdev(values):.3f} ({counts[len(values)]})")
+        assert f"| `{kind}` | {' | '.join(cells)} |" in road
+    pairs = zip(bits["lstm-0.01"], bits["transformer-0.003"], strict=True)
+    leads = [transformer - lstm for lstm, transformer in pairs]
+    low, high = scipy.stats.t.interval(0.95, 4, mean(leads), stdev(leads) / 5**0.5)
+    assert f"with each seed, by {mean(leads):.3f} bits per byte (95 % {low:.3f} to {high:.3f}" in road
+    assert min(leads) > 0
 
 
 def test_the_page_on_choices_has_what_each_optimiser_gains_on_both_poles_and_its_regret():
