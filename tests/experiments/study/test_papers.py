@@ -537,3 +537,11 @@ def test_no_zero_on_a_page_has_a_sign():
     pages = {path.name: path.read_text() for path in (ROOT / "docs/papers").glob("*.md")}
     assert {name for name, page in pages.items() if re.search(r"[-+]0\.00 ±", page)} == set()
     assert any("| 0.00 ±" in page for page in pages.values())
+
+
+def test_every_module_of_a_paper_is_registered_and_its_page_is_in_the_navigation_of_the_site():
+    files = (ROOT / "experiments/study/papers").glob("*.py")
+    modules = {file.stem for file in files if re.search("(?m)^PAPER = ", file.read_text("utf-8"))}
+    assert modules == PAPERS.keys()
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert [name for name in modules if f" papers/{name}.md\n" not in navigation] == []

@@ -412,8 +412,10 @@ def test_rows_their_settings_and_the_folders_of_their_stages_are_those_that_runs
     assert {row: found[row] for row in golden if kept[row] != found[row]} == {}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [name if name in ("run", "sweep") else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS],
+)
 def test_a_command_has_the_options_that_scripts_give_it(command):
     assert make_study.options(command) == json.loads(make_study.PLACE.read_text())["options"][command]
 
