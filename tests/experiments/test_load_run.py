@@ -145,10 +145,15 @@ def test_the_example_of_the_docs_opens_a_run_by_its_name(runs, monkeypatch, caps
     folder, *_ = run_of(runs, "head-roles", HEADS | {"tuning.heads": ("roles",)})
     name_run(runs, "mine", folder)
     monkeypatch.chdir(runs.parent)
-    _, code = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
+    _, code, network = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
     made = {}
     exec(code, made)
     said = capsys.readouterr().out
+    exec(network, made)
+    config, length = made["model"].model.config, len(made["ids"])
+    assert made["logits"].shape == (1, length, config.vocab_size)
+    heads = config.num_encoder_layers, config.attention.num_heads
+    assert made["weights"].shape == (*heads, length, length)
     assert "head-roles after roles (its other models: pretraining)" in said
     assert made["vectors"].shape == (3, 16)
     assert len(said.splitlines()[1].split("], [")) == 2, "a list of roles for each of two lines of code"

@@ -317,7 +317,7 @@ def test_lm_generate_prints_what_a_bigram_run_finds_likeliest_or_samples(runs, f
         (["--beams", "4"], "leave --beams out"),
         (["--length-penalty", "0", "--top", "3"], "leave --length-penalty, --top out"),
         (["--iterations", "3", "--passes", "gibbs"], "leave --iterations, --passes out"),
-        (["--prompt", "a <mask>"], "[MASK]"),
+        (["--prompt", "a <mask>"], "leave <mask> out of --prompt"),
         (["--mixture", "squad"], "counts"),
     ],
 )
