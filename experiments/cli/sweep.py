@@ -176,8 +176,9 @@ def train_rows(
     titles: dict[str, list[str]] = {}  # line about the heads of rows -> the titles of their runs
     for run in wanted:
         titles.setdefault(heads_kept(run.experiment, changes), []).append(run.title)
-    for line in titles.keys() - {""}:
-        print_line(f"{listed(list(dict.fromkeys(titles[line])))}: {line}")
+    for line, named in titles.items():
+        if line:
+            print_line(f"{listed(list(dict.fromkeys(named)))}: {line}")
     count = job_count(jobs, wanted)
     if dry_run:
         from experiments.cli.dry_run import print_dry_run

@@ -376,7 +376,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """How a run reacts to bad updates and to saves that fail.
+    """Say how a run reacts to bad updates and to saves that fail.
 
     A skipped update leaves the parameters and the optimiser's state as they are, bit for bit. Losses and
     gradient norms of all steps are read only with each line of the log, and before each checkpoint and each
@@ -408,7 +408,7 @@ NEVER_SKIP = GuardConfig()
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """How long to train, and how often to log and evaluate."""
+    """Say how long to train, and how often to log and evaluate."""
 
     steps: int = 524_288  # train until the state has this step [steps]
     log_every: int = 100  # time between two lines of metrics.jsonl [steps]

@@ -22,9 +22,11 @@ from lm.data.corpus.readers import FILE_ENDINGS
 from lm.data.corpus.sampler import CorpusSampler, choose_num_streams
 from lm.data.corpus.shards import (
     MAX_IMBALANCE,
+    MIN_WINDOW_BYTES,
     choose_window_bytes,
     corpus_fingerprint,
     iter_documents,
+    shards_for_streams,
     split_shards,
 )
 from lm.data.corpus.tfds import prepared_rows, tfds_folders
@@ -374,6 +376,24 @@ def test_every_stream_of_files_of_any_sizes_has_about_as_much_text_and_each_docu
     found = re.findall(r"(\d+) is", "\n".join(streams))
     expected = re.findall(r"(\d+) is", "\n".join(iter_documents(shards)))
     assert sorted(found) == sorted(expected) and found
+
+
+def test_a_corpus_with_fewer_documents_than_streams_is_read_a_few_times_only(tmp_path):
+    reads = []
+
+    class Counted:
+        def __init__(self, shard):
+            self.shard, self.size = shard, shard.size
+
+        def read(self, window, window_bytes):
+            reads.append(window)
+            return self.shard.read(window, window_bytes)
+
+    for name, text in (("long", "word " * 100_000), ("short", "a word"), ("third", "a third")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}))
+    shards = [*map(Counted, file_shards("jsonl", str(tmp_path), "train"))]
+    assert len(shards_for_streams(shards, 16, MIN_WINDOW_BYTES)) == 16
+    assert len(reads) < 1_000
 
 
 def windows_of(shard, window_bytes):

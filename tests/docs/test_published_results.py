@@ -274,11 +274,17 @@ def test_the_guide_has_the_scores_and_differences_of_the_objectives_after_eight_
             assert told == (interval in " ".join(section.split())), (claim["better"], claim["worse"], half)
 
 
-def test_the_road_of_models_has_the_bits_of_every_row():
+def bits_per_byte(report):
+    """Return row, without its table -> the bits per byte of its seeds, in a published report."""
     bits = {}
-    for line in csv.DictReader((DOCS / "results/mini-history.csv").open()):
+    for line in csv.DictReader((DOCS / f"results/{report}.csv").open()):
         if line["column"] == "bits per byte":
-            bits.setdefault(line["row"].removeprefix("history/"), []).append(float(line["score"]))
+            bits.setdefault(line["row"].rpartition("/")[2], []).append(float(line["score"]))
+    return bits
+
+
+def test_the_road_of_models_has_the_bits_of_every_row():
+    bits = bits_per_byte("mini-history")
     road = " ".join((DOCS / "road.md").read_text().split())
     for row, values in bits.items():
         assert len(values) == 5
@@ -292,10 +298,7 @@ def test_the_road_of_models_has_the_bits_of_every_row():
 def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():
     guide = (DOCS / "study.md").read_text()
     section = guide.partition("#### Diffusion with more text")[2].partition("\n### ")[0]
-    bits = {}
-    for line in csv.DictReader((DOCS / "results/mini-diffusion-budgets.csv").open()):
-        if line["column"] == "bits per byte":
-            bits.setdefault(line["row"].rpartition("/")[2], []).append(float(line["score"]))
+    bits = bits_per_byte("mini-diffusion-budgets")
     for kind, bound in {"causal-lm": "", "5-gram": "", "masked-diffusion": "≤ "}.items():
         cells = []
         for budget in ("x0.25", "x1", "x4"):
@@ -321,10 +324,7 @@ def check_verdicts(report, section):
 def test_the_guide_has_the_bits_of_diffusion_with_five_seeds_and_the_verdicts():
     guide = (DOCS / "study.md").read_text()
     section = guide.partition("### Diffusion or autoregression")[2].partition("\n#### ")[0]
-    bits = {}
-    for line in csv.DictReader((DOCS / "results/mini-diffusion.csv").open()):
-        if line["column"] == "bits per byte":
-            bits.setdefault(line["row"].rpartition("/")[2], []).append(float(line["score"]))
+    bits = bits_per_byte("mini-diffusion")
     for kind, values in bits.items():
         assert len(values) == 5
         bound = "≤ " if kind in {"masked-diffusion", "any-order"} else ""
@@ -334,19 +334,15 @@ def test_the_guide_has_the_bits_of_diffusion_with_five_seeds_and_the_verdicts():
 
 
 def test_the_road_has_the_transformer_and_the_lstm_at_both_rates_and_their_distance_at_the_better_ones():
-    bits = {}
-    for line in csv.DictReader((DOCS / "results/mini-history-rates.csv").open()):
-        if line["column"] == "bits per byte":
-            row = line["row"].rpartition("/")[2].removesuffix("-decay")
-            bits.setdefault(row, []).append(float(line["score"]))
+    bits = bits_per_byte("mini-history-rates")
     road, counts = " ".join((DOCS / "road.md").read_text().split()), {2: "two seeds", 5: "five"}
     for kind in ("lstm", "transformer"):
         cells = []
         for rate in ("0.003", "0.01"):
-            values = bits[f"{kind}-{rate}"]
+            values = bits[f"{kind}-{rate}-decay"]
             cells.append(f"{mean(values):.3f} ± {stdev(values):.3f} ({counts[len(values)]})")
         assert f"| `{kind}` | {' | '.join(cells)} |" in road
-    pairs = zip(bits["lstm-0.01"], bits["transformer-0.003"], strict=True)
+    pairs = zip(bits["lstm-0.01-decay"], bits["transformer-0.003-decay"], strict=True)
     leads = [transformer - lstm for lstm, transformer in pairs]
     low, high = scipy.stats.t.interval(0.95, 4, mean(leads), stdev(leads) / 5**0.5)
     assert f"with each seed, by {mean(leads):.3f} bits per byte (95 % {low:.3f} to {high:.3f}" in road

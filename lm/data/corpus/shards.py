@@ -36,6 +36,7 @@ MIN_WINDOWS_PER_STREAM = 4  # of a small corpus
 # A stream of a corpus may have this factor less text than the mean. If one has still less, the corpus is read
 # once and its windows are dealt to the streams evenly, unless it is too large or has too many shards.
 MAX_IMBALANCE, MAX_DEALT_BYTES, MAX_DEALT_SHARDS = 4, 1 << 30, 1_000
+MIN_DEALT_WINDOW_BYTES = 1 << 12
 DIGEST_THREADS = 32  # files whose ends are read in parallel
 SAMPLE_STREAMS = 16  # windows of a sample are as large as if so many streams read the corpus
 HELD_OUT_SHARE = 0.05  # of the documents, where no validation split is named
@@ -197,7 +198,8 @@ def shards_for_streams(shards: Sequence[Shard], num_streams: int, window_bytes: 
     if is_balanced or total > MAX_DEALT_BYTES or len(parts) > MAX_DEALT_SHARDS:
         return parts
     windows = _sized_windows(shards, window_bytes)
-    while len(windows) < num_streams and window_bytes > 1:
+    # Documents of some KiB fill no more windows, however small these are.
+    while len(windows) < num_streams and window_bytes > MIN_DEALT_WINDOW_BYTES:
         window_bytes //= 2
         windows = _sized_windows(shards, window_bytes)
     return _deal_windows(windows, num_streams, window_bytes)
