@@ -27,7 +27,7 @@ def predict(run: Path, file: Path | None = None, /, mixture: Mixture = "") -> No
 
     A line is a text. In a file that ends in .jsonl it is a JSON value, as the head needs it: a string (also
     as {"text": "..."}), or a list for a pair of texts, the words of a sentence, or candidates. The table
-    in docs/notebook.md says which.
+    in docs/notebook.md says which. What is printed of a blank line is null.
 
         lm predict @mine new.txt
         lm predict @mine pairs.jsonl --mixture mrpc
@@ -38,14 +38,19 @@ def predict(run: Path, file: Path | None = None, /, mixture: Mixture = "") -> No
     """
     from lm.predictions import Choice, Classification  # with jax
 
-    texts = read_texts(file)
+    lines = read_lines(file)
+    texts = [line for line in lines if line is not None]
     with warnings_in_a_line():
         predictions = open_model(run, mixture).predict(texts)
-    for text, prediction in zip(texts, predictions, strict=True):
-        fields = {"prediction": prediction}
-        if isinstance(prediction, Classification | Choice):
-            fields = asdict(prediction)
-        print(json.dumps({"text": text} | fields, ensure_ascii=False))
+    results: list[dict[str, Any]] = [
+        asdict(each) if isinstance(each, Classification | Choice) else {"prediction": each}
+        for each in predictions
+    ]
+    of_blank_line = {"text": ""} | dict.fromkeys(results[0])
+    remaining = iter(results)
+    for line in lines:
+        result = of_blank_line if line is None else {"text": line} | next(remaining)
+        print(json.dumps(result, ensure_ascii=False))
 
 
 def embed(run: Path, file: Path | None = None, /, *, out: Path, mixture: Mixture = "") -> None:
@@ -61,7 +66,10 @@ def embed(run: Path, file: Path | None = None, /, *, out: Path, mixture: Mixture
     """
     if out.suffix != ".npy":
         raise SettingError(f"--out {out} should end in .npy, the format of numpy")
-    texts = read_texts(file)
+    texts = read_lines(file)
+    if None in texts:
+        place = f"line {texts.index(None) + 1} of {file or 'the standard input'}"
+        raise SettingError(f"{place} is blank: leave it out, since each line has a vector")
     with warnings_in_a_line():
         vectors = open_model(run, mixture).embed(texts)
     with atomic_file(out) as opened:
@@ -87,11 +95,10 @@ def open_model(run: Path, mixture: str) -> "TrainableModel":
     return model
 
 
-def read_texts(file: Path | None) -> list[Any]:
-    """Return the texts in the lines of a file, or of the standard input, in their order.
+def read_lines(file: Path | None) -> list[Any]:
+    """Return the text in each line of a file, or of the standard input; None for a blank line above others.
 
-    Raises SettingError if it cannot be read, for a table, and for a blank line above others: results have a
-    line for each.
+    Raises SettingError if it cannot be read, for a table, and without any text.
     """
     name = str(file or "the standard input")
     if file is not None and file.suffix in TABLE_ENDINGS:
@@ -106,10 +113,11 @@ def read_texts(file: Path | None) -> list[Any]:
         raise SettingError(f"{name} cannot be read: {error.strerror}{mend}") from error
     while lines and not lines[-1].strip():
         lines.pop()
-    texts = []
+    texts: list[Any] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
-            raise SettingError(f"{name} line {number} is blank: leave it out, since each line has a result")
+            texts.append(None)
+            continue
         if file is None or file.suffix != ".jsonl":
             check_characters(line, f"{name} line {number}")
             texts.append(line)

@@ -84,6 +84,11 @@ def status(*, runs: Path = RUNS, all: bool = False) -> None:
         print_line(line)
     finished = sum(each.state == "finished" for each in found)
     print_line(f"{finished} of {len(found) + len(unreadable)} runs have finished")
+    if any(each.state.startswith(("stopped", "failed")) for each in shown):
+        print_line(
+            "The same command resumes a run that stopped or failed; to drop one, delete its folder below "
+            f"{runs}"
+        )
 
 
 def row_of(progress: Progress, now: float) -> tuple[str, ...]:

@@ -31,7 +31,9 @@ from experiments.study.overrides import (
     NO_SETTINGS,
     command_line_overrides,
     effective_overrides,
+    explicit_overrides,
     overrides_of,
+    setting_values,
     short_name,
     start_changes,
 )
@@ -51,8 +53,8 @@ from experiments.study.registry import (
 )
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.table import Axis, Row, Table
-from experiments.study.words import setting_arguments, shown_value
-from lm.config.base import SettingError, leaves, listed, setting_descriptions
+from experiments.study.words import setting_arguments
+from lm.config.base import SettingError, leaves, listed, setting_descriptions, unused_settings
 
 
 def _scale_type() -> object:
@@ -267,21 +269,26 @@ def without_equal_rows(wanted: Sequence[RowRun], scale: str) -> list[RowRun]:
 
 
 def grid_tables(pattern: str, scale: str, points: Sequence[GridPoint], changes: Overrides) -> list[Table]:
-    """Return a table for each table with matching rows: its baseline, then each row at each grid point."""
+    """Return a table for each table with matching rows: its baseline, then each row at each grid point.
+
+    Rows are labelled with their values of the grid's settings; settings given to all rows are in the title.
+    """
     rows, settings = find_buildable(pattern), list(points[0].values)
+    shared = setting_values(explicit_overrides(changes))
     found = []
     for table in tables_of(rows):
-        baseline = row_with(find_one(table.baseline), scale, changes)
+        baseline = grid_row(find_one(table.baseline), scale, changes, settings)
         new = {baseline.name: baseline}
         for row in (row for row in table.rows if row in rows):
             for point in points:
-                each = row_with(row, scale, point.changes)
+                each = grid_row(row, scale, point.changes, settings)
                 new[each.name] = each
         varied = "-".join(map(short_name, settings)).replace(".", "-")
+        title = f"{table.title}: {' x '.join(settings)}".lstrip(": ")
         found.append(
             Table(
                 name=f"{table.name}-grid-{varied}",
-                title=f"{table.title}: {' x '.join(settings)}".lstrip(": "),
+                title=f"{title}, with {shared}" if shared else title,
                 rows=tuple(new.values()),
                 baseline=baseline.name,
                 axis=grid_axis(points),
@@ -292,23 +299,28 @@ def grid_tables(pattern: str, scale: str, points: Sequence[GridPoint], changes: 
     return found
 
 
-def row_with(row: Row, scale: str, changes: Overrides) -> Row:
-    """Return a row with ``changes`` added, whose name is that of the folder of its runs.
+def grid_row(row: Row, scale: str, changes: Overrides, settings: Sequence[str]) -> Row:
+    """Return a row with ``changes`` added, named as the folder of its runs.
 
-    Changes that the row does not read are ignored; if none remain, the row itself is returned.
+    Changes that the row does not read are ignored. Its label has its values of those ``settings`` that it
+    reads.
     """
     from experiments.report.overrides import override_row
 
     experiment = build(row.name, scale, effective_overrides(row.name, scale, changes))
     given = overrides_of(row.name, scale, experiment)
     suffix = with_overrides(row.key, given).removeprefix(row.key)
-    return override_row(row, start_changes(experiment) | given, suffix) if given else row
+    new = override_row(row, start_changes(experiment) | given, suffix) if given else row
+    values = dict(leaves(experiment))
+    unused = unused_settings(experiment, settings)
+    own_values = setting_values({path: values[path] for path in settings if path not in unused})
+    return replace(new, label=f"{row.label}, {own_values}" if own_values else row.label)
 
 
 def grid_label(run: RowRun, settings: Sequence[str]) -> str:
     """Return the name of a run's row, followed by its values of a grid's settings."""
     values = dict(leaves(run.experiment))
-    return ", ".join([run.name, *(f"{short_name(path)}={shown_value(values[path])}" for path in settings)])
+    return f"{run.name}, {setting_values({path: values[path] for path in settings})}"
 
 
 def grid_axis(points: Sequence[GridPoint]) -> Axis | None:

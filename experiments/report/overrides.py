@@ -7,23 +7,44 @@ from experiments.report.results import Folders, run_roots
 from experiments.runs.paths import load_settings
 from experiments.study.changes import Overrides, apply
 from experiments.study.experiment import Experiment
-from experiments.study.overrides import explicit_overrides, overrides_of, short_name, start_changes
+from experiments.study.overrides import explicit_overrides, overrides_of, setting_values, start_changes
 from experiments.study.paths import row_folder, seed_folders
 from experiments.study.registry import REGISTRY, build, equal_rows
 from experiments.study.table import Published, Row, Table, make_row
-from experiments.study.words import shown_value
 from lm.config.base import SettingError
 
 
 def with_override_rows(tables: list[Table], scale: str, runs: Folders, warn: Warn) -> list[Table]:
-    """Return the tables with each row followed by its variants that were run at ``scale``."""
+    """Return the tables with each row followed by its variants that were run at ``scale``.
+
+    Where the baseline was never run with its own settings, the table's first row with runs takes its place,
+    so that the variants are compared with one another.
+    """
     extended = []
     for table in tables:
         rows: list[Row] = []
+        with_runs: list[str] = []
         for row in table.rows:
-            rows += [row, *override_rows(row, scale, runs, warn)]
-        extended.append(replace(table, rows=tuple(rows)))
+            variants = override_rows(row, scale, runs, warn)
+            rows += [row, *variants]
+            with_runs += [row.name] * _has_runs(row.name, scale, runs)
+            with_runs += [variant.name for variant in variants]
+        baseline = table.baseline
+        if with_runs and not _has_runs(baseline, scale, runs):
+            baseline = with_runs[0]
+        extended.append(replace(table, rows=tuple(rows), baseline=baseline))
     return extended
+
+
+def _has_runs(name: str, scale: str, runs: Folders) -> bool:
+    """Return whether row ``name`` has runs, finished or not, with its own settings."""
+    if REGISTRY[name].needs:
+        return False
+    return any(
+        seed_folders(row_folder(root, scale, home, {}))
+        for root in run_roots(runs)
+        for home in equal_rows(name, scale)
+    )
 
 
 def override_rows(row: Row, scale: str, runs: Folders, warn: Warn) -> list[Row]:
@@ -70,9 +91,8 @@ def override_row(row: Row, changes: Overrides, suffix: str) -> Row:
 
     ``suffix`` follows the row's name in the name of the folder.
     """
-    given = sorted(explicit_overrides(changes).items())
-    values = [f"{short_name(path)}={shown_value(value)}" for path, value in given]
-    published = Published(f"{row.label}, {', '.join(values)}", {})
+    given = dict(sorted(explicit_overrides(changes).items()))
+    published = Published(f"{row.label}, {setting_values(given)}", {})
     return make_row(f"{row.name}{suffix}", row.changes | changes, published, row.setup)
 
 

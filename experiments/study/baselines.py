@@ -107,7 +107,7 @@ RATE_AND_SCHEDULE: dict[str, tuple[float, str]] = {
     "lstm": (1e-2, "decay"),
     "transformer": (1e-2, "decay"),
 }
-RATES = (3e-3, 1e-2, 3e-2)  # learning rates of the table history-rates
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # learning rates of the table history-rates
 UPDATES = (1, 4, 16)  # of the table history-budgets, as multiples of those of the table history
 
 
@@ -211,7 +211,7 @@ TABLES = (
         seeds=3,
         axis=Axis("model.mixer.window", "window [tokens]"),
     ),
-    # By these runs RATE_AND_SCHEDULE is to be chosen: 30 rows of three to five minutes, two seeds each.
+    # By these runs RATE_AND_SCHEDULE is to be chosen: 40 rows of three to five minutes, two seeds each.
     make_table(
         "history-rates",
         "Learning rate and decay of each kind of language model",

@@ -10,6 +10,7 @@ from experiments.study.changes import Overrides
 from experiments.study.experiment import BASELINE, Experiment, PretrainingPhase
 from experiments.study.registry import build
 from experiments.study.settings_diff import NON_SEMANTIC
+from experiments.study.words import shown_value
 from lm.config.base import SettingError, diff, leaves, unused_settings
 from lm.config.training import OptimizerConfig
 from lm.objectives.denoising import OBJECTIVES, Objective
@@ -84,6 +85,11 @@ def command_line_overrides(changes: Overrides, options: Mapping[str, Any] = NO_S
     """
     explicit = {path: new for path, new in explicit_overrides(changes).items() if path != "start.model"}
     return explicit | {path: new for path, new in options.items() if path in START_OPTIONS}
+
+
+def setting_values(values: Mapping[str, Any]) -> str:
+    """Return settings with their values for labels, such as "mlp.d_ff=128, dropout=0.1"."""
+    return ", ".join(f"{short_name(path)}={shown_value(value)}" for path, value in values.items())
 
 
 def short_name(path: str) -> str:

@@ -16,7 +16,7 @@ from scored_runs import HEADS, run_of
 
 from experiments.__main__ import dispatch
 from experiments.cli.generate import generate
-from experiments.cli.predict import read_texts
+from experiments.cli.predict import read_lines
 from experiments.cli.run_names import name_run
 from experiments.figures.trained_models import check_text
 from experiments.notebook import load_run
@@ -170,17 +170,25 @@ def test_predict_prints_an_object_per_line_of_a_file_and_embed_writes_a_vector(r
     said = [{"text": pair} | asdict(each) for pair, each in zip(pairs, model.predict(pairs), strict=True)]
     assert [json.loads(line) for line in printed.out.splitlines()] == said
     assert "after mrpc" in printed.err
+    (tmp_path / "pairs.jsonl").write_text("".join(f"{json.dumps(pair)}\n\n" for pair in pairs))
+    capsys.readouterr()
+    assert dispatch(["predict", str(folder), str(tmp_path / "pairs.jsonl")]) == 0
+    blank = {"text": "", "label": None, "probabilities": None}
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [said[0], blank, said[1]]
     (tmp_path / "texts.txt").write_text("It is so.\nSo be it.\n\n")
     arguments = ["embed", str(folder), str(tmp_path / "texts.txt"), "--out", str(tmp_path / "vectors.npy")]
     assert dispatch(arguments) == 0
     expected = model.embed(["It is so.", "So be it."])
     np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), expected)
+    (tmp_path / "texts.txt").write_text("It is so.\n\nSo be it.\n")
+    assert dispatch(arguments) == 2
+    assert "line 2 of" in (said := capsys.readouterr().err) and "is blank: leave it out" in said
 
 
 def test_a_table_is_no_file_of_texts_and_json_lines_are(tmp_path, capsys):
     (tmp_path / "new.csv").write_text("text,label\nIt is so.,good\n")
     (tmp_path / "new.jsonl").write_text('{"text": "It is\\nso."}\n"It is."\n')
-    assert read_texts(tmp_path / "new.jsonl") == ["It is\nso.", "It is."]
+    assert read_lines(tmp_path / "new.jsonl") == ["It is\nso.", "It is."]
     assert dispatch(["predict", str(tmp_path), str(tmp_path / "new.csv")]) == 2
     assert "new.csv is a table: give a file of one text per line" in capsys.readouterr().err
 
@@ -191,8 +199,8 @@ def test_a_text_with_half_of_a_character_is_refused_with_its_place(name, tmp_pat
     (tmp_path / "a.jsonl").write_text('"good \\ud83d\\ude00"\n{"text": "caf\\udce9"}\n')
     monkeypatch.setattr("sys.stdin", io.StringIO("good\ncaf\udce9\n"))
     reads = {
-        "a.jsonl": lambda: read_texts(tmp_path / "a.jsonl"),
-        "-": lambda: read_texts(None),
+        "a.jsonl": lambda: read_lines(tmp_path / "a.jsonl"),
+        "-": lambda: read_lines(None),
         "--prompt": lambda: generate(tmp_path, prompt=("good \U0001f600", "caf\udce9")),
         "--text": lambda: check_text("caf\udce9"),
     }
@@ -206,7 +214,6 @@ def test_a_text_with_half_of_a_character_is_refused_with_its_place(name, tmp_pat
     ("contents", "message"),
     [
         (b'"It is so."\nIt is.\n', "line 2 should be JSON"),
-        (b'"It is so."\n\n"It is."\n', "line 2 is blank: leave it out"),
         (
             b'"It is so."\n{"text": "It is.", "label": "a"}\n',
             "line 2 should be {\"text\": ...} and no more, and has 'text', 'label'",

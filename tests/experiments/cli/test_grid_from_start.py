@@ -52,6 +52,16 @@ def test_each_point_of_a_grid_has_a_run_that_starts_as_its_values_ask(runs, fami
     assert {build_row(each) for each in table.rows} == set(folders.values())
 
 
+def test_rows_of_a_grid_are_labelled_by_what_it_varies_and_its_title_has_what_they_share(runs):
+    given = {"data.corpus": "text:a.txt", "finetuning.steps": 0}
+    changes = given_changes(["gpt/base"], SCALE, given, None, "", runs)
+    grid = ["model.positions.kind=learned,none"]
+    points = given_points(["gpt/base"], SCALE, grid, changes, given, "", runs)
+    (table,) = grid_tables("gpt/base", SCALE, points, changes)
+    assert [row.label for row in table.rows] == ["base, positions.kind=learned", "base, positions.kind=none"]
+    assert table.title.endswith("model.positions.kind, with corpus=text:a.txt, finetuning.steps=0")
+
+
 def build_row(row):
     """The experiment of a row that is not registered, which is called like one that is."""
     return build(row.name.partition(",")[0], SCALE, row.changes)

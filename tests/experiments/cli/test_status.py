@@ -93,8 +93,11 @@ def test_finished_runs_are_listed_when_asked_for_and_a_folder_without_runs_is_re
     status(runs=tmp_path)
     said = capsys.readouterr().out
     assert "seed-0" in said and "seed-1" not in said and "1 of 2 runs have finished" in said
+    assert "delete its folder" not in said, "no run has stopped"
+    begin(tmp_path, 2, 100, status="NonFiniteLoss: step 101")
     status(runs=tmp_path, all=True)
-    assert "seed-1" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "seed-1" in said and "delete its folder below" in said
     with pytest.raises(SettingError, match="`lm run ROW`"):
         status(runs=tmp_path / "elsewhere")
 

@@ -28,6 +28,7 @@ from experiments.figures.draw import draw_plots
 from experiments.processes import progress
 from experiments.report import report, results
 from experiments.report.figures import axis_values, published_standardized_difference
+from experiments.report.overrides import with_override_rows
 from experiments.report.page import prediction_samples
 from experiments.report.results import Ingredient, find_results
 from experiments.report.text import (
@@ -937,6 +938,17 @@ def test_runs_with_settings_given_by_hand_stand_beside_plain_ones_in_one_report(
     assert "has the settings of t5/6-corruption-rate/50, under which it is not counted" in said
     assert REGISTRY == known
     assert dispatch([*command, "--model.mlp.d_ff", "64"]) == 2
+
+
+def test_settings_given_by_hand_are_compared_with_one_another_if_the_baseline_was_not_run(tmp_path):
+    table = TABLES["t5/1-baseline"]
+    for score, text in ((40.0, "text:a"), (50.0, "text:b")):
+        finish(tmp_path, table.baseline, 0, score, **{"data.corpus": text})
+    (extended,) = with_override_rows([table], "nano", (str(tmp_path),), pytest.fail)
+    assert extended.baseline == extended.rows[1].name != table.baseline
+    finish(tmp_path, table.baseline, 0, 30.0)
+    (extended,) = with_override_rows([table], "nano", (str(tmp_path),), pytest.fail)
+    assert extended.baseline == table.baseline
 
 
 def test_two_settings_given_by_hand_never_read_alike_in_a_report(tmp_path):

@@ -69,7 +69,7 @@ def test_the_curve_of_ngrams_goes_to_order_five_and_is_run_with_five_seeds():
 def test_rates_has_every_kind_at_every_rate_and_schedule():
     rows = [build(row.name, "mini") for row in BY_NAME["history-rates"].rows]
     kinds = {(e.model.mixer.kind, e.pretraining.optimizer.schedule) for e in rows}
-    assert len(rows) == len(RATE_AND_SCHEDULE) * len(RATES) * len(SCHEDULES) == len(set(rows)) == 30
+    assert len(rows) == len(RATE_AND_SCHEDULE) * len(RATES) * len(SCHEDULES) == len(set(rows)) == 40
     assert kinds == {
         (kind, schedule)
         for kind in ("window", "rnn", "gru", "lstm", "attention")
