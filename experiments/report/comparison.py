@@ -108,13 +108,15 @@ Verdicts = Mapping[Group, Mapping[Budget, Sequence[tuple[Claim, Verdict]]]]
 class Comparison:
     """The finished runs of a table, their scores, differences and verdicts.
 
-    Rows that build the same experiment share their runs. Their canonical name is the name of the first of
-    them in the table. Arguments called ``name`` and the keys of computed mappings are canonical names;
-    ``runs`` and ``experiments`` have the names of all rows.
+    Rows whose settings are equal are the same experiment and share their runs. The canonical name of such
+    rows is the name of the first of them in the table. Arguments called ``name``, ``a`` or ``b`` and the keys
+    of computed mappings are canonical names. ``runs``, ``experiments``, ``mismatches`` and ``paper_orders``
+    have the rows' own names instead.
 
     ``baseline`` is the row that the table names as its baseline; it may be a row of another table.
-    ``canonical_baseline`` is its canonical name, and ``baseline_row`` the row of this table that builds the
-    same experiment, if there is one. The seeds of a row are its finished runs, one for each seed.
+    ``canonical_baseline`` is its canonical name. ``baseline_row`` is the row of this table that is the same
+    experiment or, if there is none, ``baseline``. The seeds of a row are its finished runs, each of another
+    seed.
     """
 
     def __init__(
@@ -430,19 +432,24 @@ class Comparison:
 
     def _minus_baseline(self, name: str, group: Group) -> dict[int, float]:
         baseline_average = self._baseline_average(name, group)
-        if baseline_average is None or not self.is_group_comparable(group, name, self.canonical_baseline):
+        if baseline_average is None:
             return {}
         curves = self.budget_curves.get(name, {})
         return {seed: self._final_average(curve, group) - baseline_average for seed, curve in curves.items()}
 
     def combined_scores_by_budget(self, name: str, budget: Budget, group: Group) -> list[dict[float, float]]:
-        """Return, for each seed, budget spent -> the row's average minus the baseline's final average."""
-        baseline_average = self._baseline_average(name, group) or 0.0
+        """Return, for each seed, budget spent -> the row's average minus the baseline's final average.
+
+        What is subtracted, and when the result is empty, is as for ``combined_scores``.
+        """
+        baseline_average = self._baseline_average(name, group)
+        if baseline_average is None:
+            return []
         seeds = []
         for curve in self.budget_curves.get(name, {}).values():
             by_budget = {}
             for i, spent in enumerate(curve.spent[budget].tolist()):
-                values = {metric.name: curve.values[metric.name][i] for metric in self.judging_metrics}
+                values = {metric.name: float(curve.values[metric.name][i]) for metric in self.judging_metrics}
                 by_budget[spent] = self.average(values, group) - baseline_average
             seeds.append(by_budget)
         return seeds
@@ -455,10 +462,11 @@ class Comparison:
     def _baseline_average(self, name: str, group: Group) -> float | None:
         """Return the baseline's final average over the seeds that it shares with a row.
 
-        If there are none, it is over all seeds of the baseline. None if the baseline has no finished run.
+        If there are none, it is over all seeds of the baseline. None if the baseline has no finished run, or
+        if a metric of the group measures the two rows on different tokens.
         """
         base = self.budget_curves.get(self.canonical_baseline, {})
-        if not base:
+        if not base or not self.is_group_comparable(group, name, self.canonical_baseline):
             return None
         shared = self.budget_curves.get(name, {}).keys() & base.keys()
         return mean(self._final_average(base[seed], group) for seed in shared or base)
@@ -493,7 +501,7 @@ class Comparison:
         return orders
 
     def _resampled_averages(self, rows: Sequence[str], group: Group) -> dict[str, np.ndarray] | None:
-        """Return row -> its average over resampled seeds and examples, [NUM_RESAMPLES].
+        """Return own name of a row -> its average over resampled seeds and examples, [NUM_RESAMPLES].
 
         None if the rows have fewer than two seeds in common.
         """

@@ -75,7 +75,8 @@ class Metric:
     measure: str
     paper_column: str | None = None  # the paper's column of the same kind
     chance: float | None = None  # the score of guessing
-    task_metric: str = ""  # names of the tasks' own metrics, such as "accuracy", whose mean is their "score"
+    # the tasks' own metrics, such as "f1" and "exact_match", by their names in scores.json
+    task_metrics: tuple[str, ...] = ()
     half: TaskHalf = ""  # of the tasks; "" for held-out text
 
     @property
@@ -164,14 +165,16 @@ def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metr
     """
     first = next(iter(tasks.values()))
     paper_column = name if name in published else first.get("like")
-    task_metrics = dict.fromkeys(best["metric"].replace("_", " ") for best in tasks.values())
+    task_metrics = dict.fromkeys(
+        metric for best in tasks.values() for metric in best["metric"].split(" and ")
+    )
     return Metric(
         name,
         tuple(tasks),
         first.get("measure", "score"),
         paper_column=paper_column if paper_column in published else None,
         chance=first.get("chance"),
-        task_metric=", ".join(task_metrics),
+        task_metrics=tuple(task_metrics),
         half=task_half(next(iter(tasks)), first),
     )
 

@@ -109,8 +109,8 @@ def _nothing_finished(
 ) -> str:
     """Return the error message for tables without a finished run.
 
-    It gives the command that trains them, other scales that have runs, whether rows have runs with other
-    settings, and what was left out.
+    It gives the command that trains them, the scales that have runs without ``overrides``, whether rows have
+    runs with other settings, and what was left out.
     """
     names = ", ".join(table.name for table in tables)
     roots = ", ".join(map(str, run_roots(runs)))
@@ -123,7 +123,10 @@ def _nothing_finished(
     else:
         message += "lm sweep and the same settings, --start and --grid"
     for other in scales_with_runs(tables, runs):
-        message += f"; scale {other} has finished runs: add --scale {other}"
+        if overrides:
+            message += f"; runs without these settings have finished at scale {other}"
+        elif other != scale:
+            message += f"; scale {other} has finished runs: add --scale {other}"
     names_of_rows = [row.name for table in tables for row in table.rows]
     if any(changed_runs(root, scale, name) for root in run_roots(runs) for name in names_of_rows):
         message += (

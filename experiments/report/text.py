@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import isfinite
 from statistics import mean
 
-from experiments.console import Cell, Sheet
+from experiments.console import MISSING, Cell, Sheet
 from experiments.figures.panels import Score
 from experiments.report.comparison import (
     EQUIVALENCE_MARGIN,
@@ -90,7 +90,8 @@ seeds and new examples), and otherwise undecided. Rows that have learned no more
 exclude 0 although the difference is undecided after the correction for many tests. Bits above chance grow \
 with the probability of the right answer: 0 is that of a guess. A model that is sure of its wrong answers is \
 below 0, even if it ranks most of the right ones first. Held-out loss is compared only where objective, kind \
-of model, text and vocabulary are the baseline's (else: different targets, and * behind the score)."""
+of model, text, vocabulary and sequence length are the baseline's (else: different targets, and * behind the \
+score)."""
 ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks (two \
 standard deviations of its baseline). The tasks differ, so compare only the order of rows. † marks scores \
 from a secondary source, and ? those that may have been misread."""
@@ -292,7 +293,7 @@ def unlike_rows_note(comparison: Comparison) -> str:
     )
     if not others:
         return ""
-    reason = "whose objective, kind of model, text or vocabulary is another"
+    reason = "whose objective, kind of model, text, vocabulary or sequence length is another"
     return f"Not comparable in {metric.title} with {first.label}, {reason}: {others}."
 
 
@@ -587,11 +588,10 @@ def metrics_sheet(comparison: Comparison) -> Sheet:
         "baseline above chance": [_baseline_above_chance_cell(comparison, metric) for metric in metrics],
         "rows above chance": [_rows_above_chance_cell(comparison, metric) for metric in metrics],
         "baseline, inputs shuffled": [_shuffled_cell(comparison, metric) for metric in metrics],
-        "baseline ranks right": [_baseline_cell(comparison, m, "ranked_accuracy", "%") for m in metrics],
-        "baseline answers": [
-            _baseline_cell(comparison, m, m.task_metric.replace(" ", "_"), f" {m.task_metric}")
-            for m in metrics
+        "baseline ranks right": [
+            _baseline_metric_cell(comparison, metric, "ranked_accuracy", "%") for metric in metrics
         ],
+        "baseline answers": [_baseline_answers_cell(comparison, metric) for metric in metrics],
         "signal-to-noise": [Cell(_signal_text(comparison, metric)) for metric in metrics],
     }
     if not comparison.baseline.published:
@@ -603,7 +603,10 @@ def metrics_sheet(comparison: Comparison) -> Sheet:
 
 def _task_names(metric: Metric) -> str:
     names = ", ".join(metric.tasks)
-    return names if metric.measure in UNITS else f"{names} ({metric.task_metric})"
+    if metric.measure in UNITS:
+        return names
+    *others, last = (name.replace("_", " ") for name in metric.task_metrics)
+    return f"{names} ({', '.join(others)} and {last})" if others else f"{names} ({last})"
 
 
 def _paper_column(comparison: Comparison, metric: Metric) -> str:
@@ -613,22 +616,35 @@ def _paper_column(comparison: Comparison, metric: Metric) -> str:
 
 
 def _signal_text(comparison: Comparison, metric: Metric) -> str:
+    """Return a metric's signal-to-noise ratio and, if it is in no average, the reason."""
     signal = comparison.signal_to_noise[metric.name]
-    if signal is None:
-        return "unknown"
-    if metric not in comparison.judging_metrics:
-        why = "; ".join(sorted({comparison.not_averaged[task] for task in metric.tasks}))
-        return f"{signal:.1f}, not averaged: {why}"
-    return f"{signal:.1f}"
+    ratio = "unknown" if signal is None else f"{signal:.1f}"
+    if metric in comparison.judging_metrics:
+        return ratio
+    reasons = sorted({comparison.not_averaged[task] for task in metric.tasks})
+    return f"{ratio}, not averaged: {'; '.join(reasons)}"
 
 
-def _baseline_cell(comparison: Comparison, metric: Metric, task_metric: str, unit: str) -> Cell:
-    """Return another metric of the baseline's answers, for tasks that are scored in bits."""
+def _baseline_answers_cell(comparison: Comparison, metric: Metric) -> Cell:
+    """Return the baseline's means of the tasks' own metrics, as "50.5 f1, 30.5 exact match"."""
+    cells = [
+        _baseline_metric_cell(comparison, metric, name, f" {name.replace('_', ' ')}")
+        for name in metric.task_metrics
+    ]
+    known = [cell for cell in cells if cell != Cell()]
+    return known[0] if len(known) == 1 else Cell(", ".join(cell.text for cell in known) or MISSING)
+
+
+def _baseline_metric_cell(comparison: Comparison, metric: Metric, recorded_metric: str, unit: str) -> Cell:
+    """Return the baseline's mean of a metric that scores.json has beside the score, over seeds and tasks.
+
+    Empty if the tasks are not scored in bits, or if none has ``recorded_metric``.
+    """
     if metric.measure not in UNITS:
         return Cell()
     runs = comparison.runs_of(comparison.baseline)
     tasks = [run.tasks[task]["metrics"] for run in runs for task in metric.tasks if task in run.tasks]
-    known = [metrics[task_metric] for metrics in tasks if metrics.get(task_metric) is not None]
+    known = [metrics[recorded_metric] for metrics in tasks if metrics.get(recorded_metric) is not None]
     return Cell(f"{mean(known):.1f}{unit}", value=mean(known)) if known else Cell()
 
 
