@@ -15,7 +15,7 @@ from experiments.report.statistics import ALPHA, seed_weights
 from experiments.study.claims import has_noise, published_means, simulate_published_means
 from experiments.study.table import Table
 
-MIN_ROWS = 3  # fewest rows whose order is compared: two rows are a single pair
+MIN_ROWS = 3  # fewest rows whose order is compared with the paper's; two scales are compared from two rows on
 MAX_ENUMERATED = 8  # with ties, the most rows for which all N! orders are tried (8! = 40,320)
 RANDOM_ORDERS = 100_000  # with ties in more rows, the number of orders that are drawn
 ORDERS_AT_ONCE = 1_000  # how many of them are held in memory
@@ -138,7 +138,9 @@ def paper_order(
 
 
 def scale_prediction(smaller: SeedScores, larger: SeedScores) -> ScalePrediction | None:
-    """Return how far the rows' order at a smaller scale predicts that at a larger; None for too few rows.
+    """Return how far the rows' order at a smaller scale predicts that at a larger.
+
+    None for fewer than two rows with scores at both scales.
 
     Rows are compared by their means over seeds. Intervals are of bootstrap resamples of the seeds that all
     rows of a scale have; the seeds of two scales are drawn independently.

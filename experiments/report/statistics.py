@@ -174,12 +174,13 @@ def compare_pairs(
 ) -> dict[RowPair, PairedTest]:
     """Test all differences by paired t tests; Holm's method controls the family-wise error rate.
 
-    The variances over seeds are moderated: shrunk towards their common value (Smyth 2004). A pair whose own
-    variance is larger keeps it, because pairs share rows, which makes their variances look more alike than
-    they are. A pair whose seeds agree exactly, as those of n-gram models do, gets its variance from the other
-    pairs. The degrees of freedom are capped at those of all pairs together (``degrees_of_freedom``), since
-    pairs that share a row are not independent. The variance due to examples is added. Differences below
-    ``margin`` count as equivalence.
+    The variances over seeds are moderated: shrunk towards their common value (Smyth 2004). Each pair gets the
+    larger of its own variance and the moderated one, because pairs share rows, which makes their variances
+    look more alike than they are. If a pair's seeds agree exactly, as those of n-gram models do, its variance
+    of zero is moderated likewise, and the pair is tested only if at least MIN_VARIANCES other pairs vary. The
+    degrees of freedom of a pair are capped at those of all varying pairs together (``degrees_of_freedom``),
+    or at its own if these are more, since pairs that share a row are not independent. The variance due to
+    examples is added. Differences below ``margin`` count as equivalence.
     """
     from scipy.special import stdtr, stdtrit  # slow to import; commands without statistics need not wait
 
@@ -225,7 +226,7 @@ def _standard_errors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard error of each pair's mean difference, and its degrees of freedom, both [P].
 
-    variances: of each pair over its seeds. max_dof: degrees of freedom of all pairs together.
+    variances: of each pair over its seeds. max_dof: degrees of freedom of all varying pairs together.
     """
     moderated, dof = moderated_variance(variances, num_seeds - 1)
     dof = np.minimum(dof, np.maximum(num_seeds - 1, max_dof))
