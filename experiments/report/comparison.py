@@ -58,18 +58,21 @@ from lm.config.base import SettingError
 
 # A row counts as above chance if its score exceeds chance by this many standard errors.
 MIN_ABOVE_CHANCE = 3.0
-# Rows that differ by less are equivalent [noise standard deviations]. It is the least difference of two rows
-# of one run each that is significant over the seven columns of the T5 paper: SIGNIFICANT standard errors. The
-# difference of two runs has sqrt(2) times the standard deviation of one run, and the mean of seven columns
-# has 1/sqrt(7) of that of one column.
+# Rows that differ by less are equivalent [noise standard deviations]. A mean over the seven columns of the T5
+# paper has 1 / sqrt(7) of the standard deviation of one column, and a difference of two runs has sqrt(2)
+# times that of one run: its standard error is sqrt(2 / 7). The margin is SIGNIFICANT such standard errors,
+# the least difference of two single runs that is significant in the paper.
 EQUIVALENCE_MARGIN = SIGNIFICANT * sqrt(2 / 7)
 # In place of a standard deviation that is unknown: differences divided by it keep the metric's own unit.
 UNKNOWN_NOISE = 1.0
 # Of a row with more seeds, the examples of this many are resampled; more would hardly narrow an interval.
 MAX_RESAMPLED_SEEDS = 20
-# Why two rows are not compared, in this order: one is still on the unigram plateau; one was never scored
-# after so little training, and scores are not extrapolated; they have no seed in common; the metric measures
-# them on different tokens; settings that were given to all rows have made them equal.
+# Why two rows are not compared:
+# - "not yet learning": one of them was still on the unigram plateau
+# - "out of range": one of them was never scored after so little training; scores are not extrapolated
+# - "no common seed": no seed has scores of both
+# - "different targets": a metric measures them on different evaluation tokens
+# - "same experiment": settings that were given to all rows have made them equal
 Uncompared = Literal[
     "not yet learning", "out of range", "no common seed", "different targets", "same experiment"
 ]
@@ -188,8 +191,9 @@ class Comparison:
     def control(self) -> str | None:
         """Return the canonical name of the control, START_ONLY_ROW; None if it has no finished run.
 
-        The control has the start alone: the short pre-training on copying that, at scales with a start, each
-        row goes through before its own pre-training. What a row gains over it is due to the latter.
+        At small scales a short pre-training on copying the inputs, the start, precedes each row's own
+        pre-training. The control has only the start, and is then fine-tuned like the others. What a row
+        scores above the control is therefore the effect of its own pre-training.
         """
         name = self._canonical_names.get(START_ONLY_ROW, START_ONLY_ROW)
         return name if self.runs.get(name) else None
@@ -215,16 +219,16 @@ class Comparison:
         return self._scores[id(run)]
 
     def has_left_plateau(self, name: str, updates: Mapping[int, float] | None = None) -> bool:
-        """Return whether more than half of a row's seeds have left the unigram plateau.
+        """Return whether more than half of a row's seeds have left the unigram plateau; True without runs.
 
-        A run has left it once its held-out loss on content tokens (targets that are no sentinel, no EOS and
-        no token that the inputs show at the same place) is clearly below the loss of a unigram model;
-        ``Result.exit_step`` is the step of pre-training at which that was first measured. Rows where it
-        cannot be measured count as having left (``has_plateau``): they train on tasks, memorize a text, have
-        an objective that only copies, or are not pre-trained.
+        A run has left it once its held-out loss is clearly below that of a unigram model.
+        ``Result.exit_step`` is the step of pre-training at which that was first measured. Only content tokens
+        count: targets other than sentinels, EOS and copies of the input token at the same place. Rows for
+        which it cannot be measured count as having left (``has_plateau``): they train on tasks, memorize a
+        text, have an objective that only copies, or are not pre-trained.
 
-        updates: seed -> the number of updates by which the run must have left; other seeds are ignored. By
-        default all seeds count, at the end of pre-training.
+        updates: seed -> number of updates. If given, only these seeds count, and each must have left the
+        plateau by that update. By default all seeds count, and have until the end of pre-training.
         """
         if name not in self.experiments or not has_plateau(self.experiments[name]):
             return True
@@ -269,8 +273,9 @@ class Comparison:
     def noise_std(self) -> dict[str, float]:
         """Return metric -> standard deviation of its value over new seeds and new examples.
 
-        It is UNKNOWN_NOISE if no row has two seeds that differ and the values of examples are unknown. Else
-        it is that of this table's rows, unless ``share_noise`` has set that of several tables.
+        It is estimated from this table's rows, unless ``share_noise`` has replaced it by the estimate over
+        several tables. It is UNKNOWN_NOISE if both of its parts are unknown: no row has two seeds with
+        different values, and no run kept the values of its examples.
         """
         return typical_noise([self])
 
@@ -422,9 +427,10 @@ class Comparison:
     def combined_scores(self, name: str, group: Group) -> dict[int, float]:
         """Return seed -> a row's average minus the baseline's, after training; printed as "mean z-score".
 
-        The baseline's average is its mean over the seeds that both rows have. So an effect of a seed on both
-        rows cancels in the mean over these seeds. Without a common seed it is the mean over all seeds of the
-        baseline.
+        What is subtracted is the baseline's mean over the seeds that both rows have, so that effects of these
+        seeds on both rows cancel in the mean. Without a common seed it is the mean over all seeds of the
+        baseline. Empty if the baseline has no finished run, or if a metric of the group measures the two rows
+        on different tokens.
         """
         if (name, group) not in self._combined_scores:
             self._combined_scores[name, group] = self._minus_baseline(name, group)
@@ -530,9 +536,10 @@ class Comparison:
     def difference(self, a: str, b: str, budget: Budget, group: Group) -> PairedDifference | Uncompared:
         """Return row a's average minus row b's at an equal budget, or the reason why they are not compared.
 
-        Each pair of runs is compared where the cheaper of the two ends. For the budget "updates" each row is
-        taken at its own end, as in the paper. The noise due to examples is not known at earlier checkpoints,
-        so that of the end of training is used at all budgets.
+        Each pair of runs is compared at the smaller of the two amounts that they spent of the budget in all.
+        With the budget "updates", each row is instead scored after all of its own training, however long that
+        is, as in the paper. The noise due to examples is known only for the end of training; that value is
+        used at all budgets.
         """
         if not self.is_group_comparable(group, a, b):
             return "different targets"
@@ -541,15 +548,16 @@ class Comparison:
         if not seeds:
             return "no common seed"
         averages = []
-        for row, curves, others in ((a, curves_a, curves_b), (b, curves_b, curves_a)):
-            spent = {seed: curves[seed].total(budget) for seed in seeds}
+        for name, curves, other_curves in ((a, curves_a, curves_b), (b, curves_b, curves_a)):
+            spent_by_seed = {seed: curves[seed].total(budget) for seed in seeds}
             if budget != "updates":
-                spent = {seed: min(spent[seed], others[seed].total(budget)) for seed in seeds}
-            values = [self._average_at(curves[seed], budget, spent[seed], group) for seed in seeds]
+                for seed in seeds:
+                    spent_by_seed[seed] = min(spent_by_seed[seed], other_curves[seed].total(budget))
+            values = [self._average_at(curves[seed], budget, spent_by_seed[seed], group) for seed in seeds]
             if None in values:
                 return "out of range"
-            updates = {seed: curves[seed].updates_at(budget, spent[seed]) for seed in seeds}
-            if not self.has_left_plateau(row, updates):
+            updates_by_seed = {seed: curves[seed].updates_at(budget, spent_by_seed[seed]) for seed in seeds}
+            if not self.has_left_plateau(name, updates_by_seed):
                 return "not yet learning"
             averages.append(np.array(values, np.float64))
         return PairedDifference(averages[0] - averages[1], self._example_difference(a, b, seeds, group))
@@ -659,7 +667,8 @@ class Comparison:
 def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """Return metric -> standard deviation of its value over new seeds and new examples.
 
-    It is UNKNOWN_NOISE if no row has two seeds that differ and the values of examples are unknown.
+    It is UNKNOWN_NOISE if both of its parts are unknown: no row has two seeds with different values, and no
+    run kept the values of its examples.
 
     The variance over seeds is that within the median row of all tables; an experiment that is a row of
     several tables counts once. Rows that have not left the unigram plateau are excluded, unless no row has

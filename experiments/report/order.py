@@ -110,9 +110,9 @@ def paper_order(
     scores: row -> mean score over seeds. resampled: row -> its mean score in each bootstrap resample, with
     the same resamples for all rows, [NUM_RESAMPLES]; None if fewer than two seeds are common to all rows.
 
-    The tau of simulated repeats is a ceiling, and an optimistic one: it takes the published means as the true
-    ones, and adds the noise of one repeat. ``simulate_replication`` compares a repeat with published numbers
-    that are noisy too, so it has twice that variance. With it, tau would fall from 0.82 to 0.77 in
+    The tau of simulated repeats is an optimistic ceiling: it compares the published means with these means
+    plus the noise of one repeat, as if the published means were exact. ``simulate_replication`` takes them as
+    noisy too, and adds noise of twice the variance. With that noise tau would fall from 0.82 to 0.77 in
     t5/5-bert-style, from 0.79 to 0.73 in t5/7-span-length, from 0.74 to 0.64 in glu/2-glue and from 0.68 to
     0.59 in glu/4-squad.
     """
