@@ -58,18 +58,21 @@ from lm.config.base import SettingError
 
 # A row counts as above chance if its score exceeds chance by this many standard errors.
 MIN_ABOVE_CHANCE = 3.0
-# Rows that differ by less are equivalent [noise standard deviations]. It is the least difference of two rows
-# of one run each that is significant over the seven columns of the T5 paper: SIGNIFICANT standard errors. The
-# difference of two runs has sqrt(2) times the standard deviation of one run, and the mean of seven columns
-# has 1/sqrt(7) of that of one column.
+# Rows that differ by less are equivalent [noise standard deviations]. A mean over the seven columns of the T5
+# paper has 1 / sqrt(7) of the standard deviation of one column, and a difference of two runs has sqrt(2)
+# times that of one run: its standard error is sqrt(2 / 7). The margin is SIGNIFICANT such standard errors,
+# the least difference of two single runs that is significant in the paper.
 EQUIVALENCE_MARGIN = SIGNIFICANT * sqrt(2 / 7)
 # In place of a standard deviation that is unknown: differences divided by it keep the metric's own unit.
 UNKNOWN_NOISE = 1.0
 # Of a row with more seeds, the examples of this many are resampled; more would hardly narrow an interval.
 MAX_RESAMPLED_SEEDS = 20
-# Why two rows are not compared, in this order: one is still on the unigram plateau; one was never scored
-# after so little training, and scores are not extrapolated; they have no seed in common; the metric measures
-# them on different tokens; settings that were given to all rows have made them equal.
+# Why two rows are not compared:
+# - "not yet learning": one of them was still on the unigram plateau
+# - "out of range": one of them was never scored after so little training; scores are not extrapolated
+# - "no common seed": no seed has scores of both
+# - "different targets": a metric measures them on different evaluation tokens
+# - "same experiment": settings that were given to all rows have made them equal
 Uncompared = Literal[
     "not yet learning", "out of range", "no common seed", "different targets", "same experiment"
 ]
@@ -108,13 +111,15 @@ Verdicts = Mapping[Group, Mapping[Budget, Sequence[tuple[Claim, Verdict]]]]
 class Comparison:
     """The finished runs of a table, their scores, differences and verdicts.
 
-    Rows that build the same experiment share their runs. Their canonical name is the name of the first of
-    them in the table. Arguments called ``name`` and the keys of computed mappings are canonical names;
-    ``runs`` and ``experiments`` have the names of all rows.
+    Rows whose settings are equal are the same experiment and share their runs. The canonical name of such
+    rows is the name of the first of them in the table. Arguments called ``name``, ``a`` or ``b`` and the keys
+    of computed mappings are canonical names. ``runs``, ``experiments``, ``mismatches`` and ``paper_orders``
+    have the rows' own names instead.
 
     ``baseline`` is the row that the table names as its baseline; it may be a row of another table.
-    ``canonical_baseline`` is its canonical name, and ``baseline_row`` the row of this table that builds the
-    same experiment, if there is one. The seeds of a row are its finished runs, one for each seed.
+    ``canonical_baseline`` is its canonical name. ``baseline_row`` is the row of this table that is the same
+    experiment or, if there is none, ``baseline``. The seeds of a row are its finished runs, each of another
+    seed.
     """
 
     def __init__(
@@ -186,8 +191,9 @@ class Comparison:
     def control(self) -> str | None:
         """Return the canonical name of the control, START_ONLY_ROW; None if it has no finished run.
 
-        The control has the start alone: the short pre-training on copying that, at scales with a start, each
-        row goes through before its own pre-training. What a row gains over it is due to the latter.
+        At small scales a short pre-training on copying the inputs, the start, precedes each row's own
+        pre-training. The control has only the start, and is then fine-tuned like the others. What a row
+        scores above the control is therefore the effect of its own pre-training.
         """
         name = self._canonical_names.get(START_ONLY_ROW, START_ONLY_ROW)
         return name if self.runs.get(name) else None
@@ -213,16 +219,16 @@ class Comparison:
         return self._scores[id(run)]
 
     def has_left_plateau(self, name: str, updates: Mapping[int, float] | None = None) -> bool:
-        """Return whether more than half of a row's seeds have left the unigram plateau.
+        """Return whether more than half of a row's seeds have left the unigram plateau; True without runs.
 
-        A run has left it once its held-out loss on content tokens (targets that are no sentinel, no EOS and
-        no token that the inputs show at the same place) is clearly below the loss of a unigram model;
-        ``Result.exit_step`` is the step of pre-training at which that was first measured. Rows where it
-        cannot be measured count as having left (``has_plateau``): they train on tasks, memorize a text, have
-        an objective that only copies, or are not pre-trained.
+        A run has left it once its held-out loss is clearly below that of a unigram model.
+        ``Result.exit_step`` is the step of pre-training at which that was first measured. Only content tokens
+        count: targets other than sentinels, EOS and copies of the input token at the same place. Rows for
+        which it cannot be measured count as having left (``has_plateau``): they train on tasks, memorize a
+        text, have an objective that only copies, or are not pre-trained.
 
-        updates: seed -> the number of updates by which the run must have left; other seeds are ignored. By
-        default all seeds count, at the end of pre-training.
+        updates: seed -> number of updates. If given, only these seeds count, and each must have left the
+        plateau by that update. By default all seeds count, and have until the end of pre-training.
         """
         if name not in self.experiments or not has_plateau(self.experiments[name]):
             return True
@@ -267,8 +273,9 @@ class Comparison:
     def noise_std(self) -> dict[str, float]:
         """Return metric -> standard deviation of its value over new seeds and new examples.
 
-        It is UNKNOWN_NOISE if no row has two seeds that differ and the values of examples are unknown. Else
-        it is that of this table's rows, unless ``share_noise`` has set that of several tables.
+        It is estimated from this table's rows, unless ``share_noise`` has replaced it by the estimate over
+        several tables. It is UNKNOWN_NOISE if both of its parts are unknown: no row has two seeds with
+        different values, and no run kept the values of its examples.
         """
         return typical_noise([self])
 
@@ -420,9 +427,10 @@ class Comparison:
     def combined_scores(self, name: str, group: Group) -> dict[int, float]:
         """Return seed -> a row's average minus the baseline's, after training; printed as "mean z-score".
 
-        The baseline's average is its mean over the seeds that both rows have. So an effect of a seed on both
-        rows cancels in the mean over these seeds. Without a common seed it is the mean over all seeds of the
-        baseline.
+        What is subtracted is the baseline's mean over the seeds that both rows have, so that effects of these
+        seeds on both rows cancel in the mean. Without a common seed it is the mean over all seeds of the
+        baseline. Empty if the baseline has no finished run, or if a metric of the group measures the two rows
+        on different tokens.
         """
         if (name, group) not in self._combined_scores:
             self._combined_scores[name, group] = self._minus_baseline(name, group)
@@ -430,19 +438,24 @@ class Comparison:
 
     def _minus_baseline(self, name: str, group: Group) -> dict[int, float]:
         baseline_average = self._baseline_average(name, group)
-        if baseline_average is None or not self.is_group_comparable(group, name, self.canonical_baseline):
+        if baseline_average is None:
             return {}
         curves = self.budget_curves.get(name, {})
         return {seed: self._final_average(curve, group) - baseline_average for seed, curve in curves.items()}
 
     def combined_scores_by_budget(self, name: str, budget: Budget, group: Group) -> list[dict[float, float]]:
-        """Return, for each seed, budget spent -> the row's average minus the baseline's final average."""
-        baseline_average = self._baseline_average(name, group) or 0.0
+        """Return, for each seed, budget spent -> the row's average minus the baseline's final average.
+
+        What is subtracted, and when the result is empty, is as for ``combined_scores``.
+        """
+        baseline_average = self._baseline_average(name, group)
+        if baseline_average is None:
+            return []
         seeds = []
         for curve in self.budget_curves.get(name, {}).values():
             by_budget = {}
             for i, spent in enumerate(curve.spent[budget].tolist()):
-                values = {metric.name: curve.values[metric.name][i] for metric in self.judging_metrics}
+                values = {metric.name: float(curve.values[metric.name][i]) for metric in self.judging_metrics}
                 by_budget[spent] = self.average(values, group) - baseline_average
             seeds.append(by_budget)
         return seeds
@@ -455,10 +468,11 @@ class Comparison:
     def _baseline_average(self, name: str, group: Group) -> float | None:
         """Return the baseline's final average over the seeds that it shares with a row.
 
-        If there are none, it is over all seeds of the baseline. None if the baseline has no finished run.
+        If there are none, it is over all seeds of the baseline. None if the baseline has no finished run, or
+        if a metric of the group measures the two rows on different tokens.
         """
         base = self.budget_curves.get(self.canonical_baseline, {})
-        if not base:
+        if not base or not self.is_group_comparable(group, name, self.canonical_baseline):
             return None
         shared = self.budget_curves.get(name, {}).keys() & base.keys()
         return mean(self._final_average(base[seed], group) for seed in shared or base)
@@ -493,7 +507,7 @@ class Comparison:
         return orders
 
     def _resampled_averages(self, rows: Sequence[str], group: Group) -> dict[str, np.ndarray] | None:
-        """Return row -> its average over resampled seeds and examples, [NUM_RESAMPLES].
+        """Return own name of a row -> its average over resampled seeds and examples, [NUM_RESAMPLES].
 
         None if the rows have fewer than two seeds in common.
         """
@@ -522,9 +536,10 @@ class Comparison:
     def difference(self, a: str, b: str, budget: Budget, group: Group) -> PairedDifference | Uncompared:
         """Return row a's average minus row b's at an equal budget, or the reason why they are not compared.
 
-        Each pair of runs is compared where the cheaper of the two ends. For the budget "updates" each row is
-        taken at its own end, as in the paper. The noise due to examples is not known at earlier checkpoints,
-        so that of the end of training is used at all budgets.
+        Each pair of runs is compared at the smaller of the two amounts that they spent of the budget in all.
+        With the budget "updates", each row is instead scored after all of its own training, however long that
+        is, as in the paper. The noise due to examples is known only for the end of training; that value is
+        used at all budgets.
         """
         if not self.is_group_comparable(group, a, b):
             return "different targets"
@@ -533,15 +548,16 @@ class Comparison:
         if not seeds:
             return "no common seed"
         averages = []
-        for row, curves, others in ((a, curves_a, curves_b), (b, curves_b, curves_a)):
-            spent = {seed: curves[seed].total(budget) for seed in seeds}
+        for name, curves, other_curves in ((a, curves_a, curves_b), (b, curves_b, curves_a)):
+            spent_by_seed = {seed: curves[seed].total(budget) for seed in seeds}
             if budget != "updates":
-                spent = {seed: min(spent[seed], others[seed].total(budget)) for seed in seeds}
-            values = [self._average_at(curves[seed], budget, spent[seed], group) for seed in seeds]
+                for seed in seeds:
+                    spent_by_seed[seed] = min(spent_by_seed[seed], other_curves[seed].total(budget))
+            values = [self._average_at(curves[seed], budget, spent_by_seed[seed], group) for seed in seeds]
             if None in values:
                 return "out of range"
-            updates = {seed: curves[seed].updates_at(budget, spent[seed]) for seed in seeds}
-            if not self.has_left_plateau(row, updates):
+            updates_by_seed = {seed: curves[seed].updates_at(budget, spent_by_seed[seed]) for seed in seeds}
+            if not self.has_left_plateau(name, updates_by_seed):
                 return "not yet learning"
             averages.append(np.array(values, np.float64))
         return PairedDifference(averages[0] - averages[1], self._example_difference(a, b, seeds, group))
@@ -651,7 +667,8 @@ class Comparison:
 def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """Return metric -> standard deviation of its value over new seeds and new examples.
 
-    It is UNKNOWN_NOISE if no row has two seeds that differ and the values of examples are unknown.
+    It is UNKNOWN_NOISE if both of its parts are unknown: no row has two seeds with different values, and no
+    run kept the values of its examples.
 
     The variance over seeds is that within the median row of all tables; an experiment that is a row of
     several tables counts once. Rows that have not left the unigram plateau are excluded, unless no row has

@@ -27,12 +27,13 @@ TaskScores = Mapping[str, Mapping[str, Any]]  # task -> scores of its best check
 # what training spends; two rows can be compared where they have spent equal amounts of it
 Budget = Literal["updates", "FLOP", "content tokens"]
 BUDGETS: tuple[Budget, ...] = ("updates", "FLOP", "content tokens")
-# Claims are judged at these. Content tokens only draw a diagnostic curve: an objective that predicts every
-# word reaches the amount that others spend in all early in its training, where its score is interpolated
-# between two checkpoints.
+# Claims are judged at these budgets. Content tokens are only plotted: an objective that predicts every word
+# spends, early in its training, the number of content tokens that other objectives spend in all. Its score
+# there would be interpolated between two distant checkpoints.
 JUDGED_BUDGETS: tuple[Budget, ...] = ("updates", "FLOP")
-# Amounts that differ by no more than this share are equal: the widths of rows of equal FLOP are rounded.
-EQUAL_BUDGETS = 0.01
+# Amounts spent that differ by no more than this fraction count as equal: rows that are meant to spend equal
+# FLOPs do not quite, since their widths are rounded.
+BUDGET_TOLERANCE = 0.01
 # The metrics that are averaged into one score: those of one half of the tasks, of both halves with equal
 # weight, or, in a table without tasks, one of held-out text.
 Group = Literal["reading", "language", "both", "held-out text"]
@@ -70,12 +71,13 @@ class Metric:
 
     name: str
     tasks: tuple[str, ...]
-    # what rows are compared by: "score" (the mean of a task's own metrics, such as F1 and exact match),
-    # "bits_above_chance", "bits_per_byte", or a name in HELD_OUT
+    # how the tasks are scored: "bits_above_chance", "bits_per_byte" or "score" (the mean of a task's own
+    # metrics, such as F1 and exact match); for held-out text a name in HELD_OUT
     measure: str
-    paper_column: str | None = None  # the paper's column of the same kind
-    chance: float | None = None  # the score of guessing
-    task_metric: str = ""  # names of the tasks' own metrics, such as "accuracy", whose mean is their "score"
+    paper_column: str | None = None  # the paper's column that is printed beside this one
+    chance: float | None = None  # value for random guesses; None if unknown
+    # the tasks' own metrics, such as "f1" and "exact_match", by their names in scores.json
+    task_metrics: tuple[str, ...] = ()
     half: TaskHalf = ""  # of the tasks; "" for held-out text
 
     @property
@@ -164,14 +166,16 @@ def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metr
     """
     first = next(iter(tasks.values()))
     paper_column = name if name in published else first.get("like")
-    task_metrics = dict.fromkeys(best["metric"].replace("_", " ") for best in tasks.values())
+    task_metrics = dict.fromkeys(
+        metric for best in tasks.values() for metric in best["metric"].split(" and ")
+    )
     return Metric(
         name,
         tuple(tasks),
         first.get("measure", "score"),
         paper_column=paper_column if paper_column in published else None,
         chance=first.get("chance"),
-        task_metric=", ".join(task_metrics),
+        task_metrics=tuple(task_metrics),
         half=task_half(next(iter(tasks)), first),
     )
 
@@ -235,7 +239,10 @@ def _target_layout(experiment: Experiment) -> str:
 
 @dataclass(frozen=True)
 class BudgetCurve:
-    """The scores of a run after P fractions of its pre-training, in rising order."""
+    """The scores of a run at P points of its pre-training, in rising order.
+
+    The points are its branches (intermediate checkpoints that were fine-tuned too) and the end.
+    """
 
     spent: Mapping[Budget, np.ndarray]  # budget -> amount spent [P]
     values: Mapping[str, np.ndarray]  # metric -> value [P]
@@ -249,12 +256,13 @@ class BudgetCurve:
         return float(np.interp(spent, self.spent[budget], self.spent["updates"]))
 
     def score_at(self, budget: Budget, spent: float, metric: str) -> float | None:
-        """Return a metric at the amount ``spent``, linear in log(spent) between branches.
+        """Return a metric at the amount ``spent``, interpolated linearly in log(spent) between points.
 
-        None outside of the measured range.
+        None if ``spent`` is outside of the measured range by more than BUDGET_TOLERANCE, or if nothing was
+        spent at the first point. Within this tolerance the value is that of the nearest end.
         """
         points = self.spent[budget]
-        least, most = points[0] * (1 - EQUAL_BUDGETS), points[-1] * (1 + EQUAL_BUDGETS)
+        least, most = points[0] * (1 - BUDGET_TOLERANCE), points[-1] * (1 + BUDGET_TOLERANCE)
         if points[0] <= 0 or not least <= spent <= most:
             return None
         return float(np.interp(log(spent), np.log(points), self.values[metric]))
@@ -357,10 +365,11 @@ def denoiser_losses(runs: Iterable[Result]) -> dict[str, Score]:
 def typical_std(rows: Iterable[Sequence[float]]) -> float:
     """Return the standard deviation within the median row; 0 if none has two values that differ.
 
-    Its square is the median variance of the rows, divided by the median that rows with noise of variance 1
-    and as many seeds would have on average (``expected_median_variance``), which removes the bias of the
-    median. With one or two rows it is their mean variance. The median hardly changes with a row that some
-    seeds learn and others do not. Rows whose runs are all equal, such as n-gram models, are left out.
+    It is the square root of the median of the rows' variances, after this median is divided by the one that
+    as many rows and seeds have on average if the true variance is 1 (``expected_median_variance``). This
+    removes its bias; the median of one or two variances is their mean, and has none. The median hardly
+    changes with a row that some seeds learn and others do not. Rows whose runs are all equal, such as n-gram
+    models, are left out.
     """
     varied = [
         row for row in rows if len(row) > 1 and max(row) - min(row) > RELATIVE_TOLERANCE * max(map(abs, row))

@@ -15,7 +15,7 @@ from experiments.report.statistics import ALPHA, seed_weights
 from experiments.study.claims import has_noise, published_means, simulate_published_means
 from experiments.study.table import Table
 
-MIN_ROWS = 3  # fewest rows whose order is compared: two rows are a single pair
+MIN_ROWS = 3  # fewest rows whose order is compared with the paper's; two scales are compared from two rows on
 MAX_ENUMERATED = 8  # with ties, the most rows for which all N! orders are tried (8! = 40,320)
 RANDOM_ORDERS = 100_000  # with ties in more rows, the number of orders that are drawn
 ORDERS_AT_ONCE = 1_000  # how many of them are held in memory
@@ -110,9 +110,9 @@ def paper_order(
     scores: row -> mean score over seeds. resampled: row -> its mean score in each bootstrap resample, with
     the same resamples for all rows, [NUM_RESAMPLES]; None if fewer than two seeds are common to all rows.
 
-    The tau of simulated repeats is a ceiling, and an optimistic one: it takes the published means as the true
-    ones, and adds the noise of one repeat. ``simulate_replication`` compares a repeat with published numbers
-    that are noisy too, so it has twice that variance. With it, tau would fall from 0.82 to 0.77 in
+    The tau of simulated repeats is an optimistic ceiling: it compares the published means with these means
+    plus the noise of one repeat, as if the published means were exact. ``simulate_replication`` takes them as
+    noisy too, and adds noise of twice the variance. With that noise tau would fall from 0.82 to 0.77 in
     t5/5-bert-style, from 0.79 to 0.73 in t5/7-span-length, from 0.74 to 0.64 in glu/2-glue and from 0.68 to
     0.59 in glu/4-squad.
     """
@@ -138,7 +138,9 @@ def paper_order(
 
 
 def scale_prediction(smaller: SeedScores, larger: SeedScores) -> ScalePrediction | None:
-    """Return how far the rows' order at a smaller scale predicts that at a larger; None for too few rows.
+    """Return how far the rows' order at a smaller scale predicts that at a larger.
+
+    None for fewer than two rows with scores at both scales.
 
     Rows are compared by their means over seeds. Intervals are of bootstrap resamples of the seeds that all
     rows of a scale have; the seeds of two scales are drawn independently.

@@ -77,10 +77,11 @@ class Report:
 def collect_runs(
     tables: Sequence[Table], scale: str, runs: Folders, overrides: Overrides | None = None
 ) -> tuple[dict[str, list[Result]], list[str]]:
-    """Return the finished runs of each row of ``tables`` and their baselines, and why others do not count.
+    """Return row -> its finished runs, and a line for each run or folder that is left out, with the reason.
 
-    Rows that are the same experiment have the same runs, which are read once. SettingError if no row of the
-    tables has a finished run.
+    The rows are those of ``tables``, their baselines and the control (START_ONLY_ROW). Rows that are the same
+    experiment have the same runs, which are read once. SettingError if no row of the tables has a finished
+    run.
     """
     names = dict.fromkeys(row.name for table in tables for row in table.rows)
     names |= dict.fromkeys(table.baseline for table in tables)
@@ -88,8 +89,8 @@ def collect_runs(
     # Rows that need a feature which this code lacks (``Row.needs``) cannot be built, and have no runs.
     experiments = {name: build(name, scale, overrides) for name in names if not REGISTRY[name].needs}
     folders = [root for root in run_roots(runs) if root.is_dir()]
-    # The keys are lines on what does not count, each once and in the order in which they were found. To warn
-    # is to call ``setdefault``, which adds a line.
+    # The keys are the lines on what is left out; a dict keeps each once, in the order in which they were
+    # found. Its method ``setdefault`` adds a line, so it is the callback of ``find_results``.
     left_out = {f"--runs: there is no folder {root}": None for root in run_roots(runs) if root not in folders}
     by_experiment: dict[object, list[Result]] = {}
     results: dict[str, list[Result]] = {name: [] for name in names}
@@ -109,8 +110,8 @@ def _nothing_finished(
 ) -> str:
     """Return the error message for tables without a finished run.
 
-    It gives the command that trains them, other scales that have runs, whether rows have runs with other
-    settings, and what was left out.
+    It gives the command that trains them, the scales that have runs without ``overrides``, whether rows have
+    runs with other settings, and what was left out.
     """
     names = ", ".join(table.name for table in tables)
     roots = ", ".join(map(str, run_roots(runs)))
@@ -123,7 +124,10 @@ def _nothing_finished(
     else:
         message += "lm sweep and the same settings, --start and --grid"
     for other in scales_with_runs(tables, runs):
-        message += f"; scale {other} has finished runs: add --scale {other}"
+        if overrides:
+            message += f"; runs without these settings have finished at scale {other}"
+        elif other != scale:
+            message += f"; scale {other} has finished runs: add --scale {other}"
     names_of_rows = [row.name for table in tables for row in table.rows]
     if any(changed_runs(root, scale, name) for root in run_roots(runs) for name in names_of_rows):
         message += (
@@ -277,8 +281,8 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     }
     for budget, heading in text.CLAIMS.items():
         sheets[heading] = text.claims_sheet(verdicts, budget, comparison.mismatches)
-    keys = dict.fromkeys(map(comparison.canonical_name, comparison.table.rows))
-    curves = {key: read_curves(comparison.runs[key][:MAX_PLOTTED_SEEDS], warn) for key in keys}
+    names = dict.fromkeys(map(comparison.canonical_name, comparison.table.rows))
+    curves = {name: read_curves(comparison.runs[name][:MAX_PLOTTED_SEEDS], warn) for name in names}
     figures = table_figures(comparison, curves)
     known = {heading: sheet for heading, sheet in sheets.items() if sheet is not None}
     return TableReport(comparison, verdicts, known, notes, figures)
@@ -377,7 +381,10 @@ def explanations(comparisons: Sequence[Comparison]) -> Section:
 
 
 def baseline_setup(name: str, scale: str, overridden: Overrides) -> str:
-    """Return a sentence on the model, data and steps of a baseline with the given settings that it reads."""
+    """Return a sentence on the model, data and steps of the baseline ``name``.
+
+    overridden: settings given on the command line. Those that this baseline does not read are ignored.
+    """
     experiment = build(name, scale, effective_overrides(name, scale, overridden))
     model = experiment.model
     if experiment.counts.model != "none":
@@ -452,8 +459,8 @@ def print_report(
 def _terminal_sheet(comparison: Comparison) -> tuple[Sheet, list[str]]:
     """Return what the terminal shows of a table's scores, and the headings of the columns left to the page.
 
-    Where the noise of the paper's scores is not known, its column is shown if it has one and that fits. Of
-    several none is shown: a part of them would say little.
+    If the table of ``brief_sheet`` has no mean distance in the paper, the paper's own column is shown beside
+    it, if there is exactly one and it fits. One of several columns would say little.
     """
     scores = flagged_scores_sheet(comparison)
     brief = text.brief_sheet(comparison, scores)

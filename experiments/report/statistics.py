@@ -19,8 +19,8 @@ ALPHA = 0.05  # family-wise error rate: how often a table in which nothing diffe
 POWER = 0.8  # probability of finding a difference that is called detectable
 NUM_RESAMPLES = 10_000  # of the bootstrap
 NUM_SIMULATED = 2_000  # number of simulated pairs of rows, and of bootstrap resamples of each
-# With more seeds per row a simulation leaves out the bootstrap: beside the t test it would raise the smallest
-# difference that is found by less than 1 %.
+# With more seeds per row than this, a simulation leaves out the bootstrap and keeps the t test: including it
+# would raise the smallest difference that is found by less than 1 %.
 MAX_BOOTSTRAPPED_SEEDS = 30
 CHUNK = 500  # resamples computed at a time, so that their counts fit the processor's cache
 MIN_VARIANCES = 3  # fewer are too few to estimate their spread
@@ -174,12 +174,13 @@ def compare_pairs(
 ) -> dict[RowPair, PairedTest]:
     """Test all differences by paired t tests; Holm's method controls the family-wise error rate.
 
-    The variances over seeds are moderated: shrunk towards their common value (Smyth 2004). A pair whose own
-    variance is larger keeps it, because pairs share rows, which makes their variances look more alike than
-    they are. A pair whose seeds agree exactly, as those of n-gram models do, gets its variance from the other
-    pairs. The degrees of freedom are capped at those of all pairs together (``degrees_of_freedom``), since
-    pairs that share a row are not independent. The variance due to examples is added. Differences below
-    ``margin`` count as equivalence.
+    The variances over seeds are moderated: shrunk towards their common value (Smyth 2004). Each pair gets the
+    larger of its own variance and the moderated one, because pairs share rows, which makes their variances
+    look more alike than they are. If a pair's seeds agree exactly, as those of n-gram models do, its variance
+    of zero is moderated likewise, and the pair is tested only if at least MIN_VARIANCES other pairs vary. The
+    degrees of freedom of a pair are capped at those of all varying pairs together (``degrees_of_freedom``),
+    or at its own if these are more, since pairs that share a row are not independent. The variance due to
+    examples is added. Differences below ``margin`` count as equivalence.
     """
     from scipy.special import stdtr, stdtrit  # slow to import; commands without statistics need not wait
 
@@ -197,10 +198,12 @@ def compare_pairs(
     }
     if not testable:
         return tests
-    own = np.array([x.variance for x in testable.values()])
+    variances = np.array([x.variance for x in testable.values()])
     num_seeds = np.array([len(x.by_seed) for x in testable.values()])
-    by_examples = np.array([x.example_variance for x in testable.values()])
-    standard_errors, dof = _standard_errors(own, num_seeds, by_examples, degrees_of_freedom(varied))
+    example_variances = np.array([x.example_variance for x in testable.values()])
+    standard_errors, dof = _standard_errors(
+        variances, num_seeds, example_variances, degrees_of_freedom(varied)
+    )
     means = np.array([x.by_seed.mean() for x in testable.values()])
     half_widths = stdtrit(dof, 1 - ALPHA / 2) * standard_errors
     p = holm_adjust(2 * stdtr(dof, -np.abs(means) / standard_errors))
@@ -225,7 +228,7 @@ def _standard_errors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard error of each pair's mean difference, and its degrees of freedom, both [P].
 
-    variances: of each pair over its seeds. max_dof: degrees of freedom of all pairs together.
+    variances: of each pair over its seeds. max_dof: degrees of freedom of all varying pairs together.
     """
     moderated, dof = moderated_variance(variances, num_seeds - 1)
     dof = np.minimum(dof, np.maximum(num_seeds - 1, max_dof))
@@ -351,8 +354,8 @@ def simulate_tests(pairs: tuple[RowPair, ...], num_seeds: int, example_variance:
     Args:
         pairs: The pairs of rows that a table tests together, at least one.
         num_seeds: Seeds per row, at least 2.
-        example_variance: Variance of a difference due to the choice of examples, divided by its variance
-            between seeds (with one seed per row).
+        example_variance: Variance of a pair's mean difference due to the choice of examples, as a multiple of
+            the variance over seeds of the difference of two single runs.
     """
     from scipy.special import stdtrit  # slow to import
 
@@ -370,11 +373,13 @@ def simulate_tests(pairs: tuple[RowPair, ...], num_seeds: int, example_variance:
             np.full(len(pairs), example_variance),
             max_dof,
         )
-        by_examples = rng.normal(scale=sqrt(example_variance), size=(1 + NUM_SIMULATED, len(pairs)))
-        means = by_seed.mean(axis=1) + by_examples[0]
+        # [0]: errors due to the examples that the runs are scored on; [1:]: changes in resamples of these
+        example_errors = rng.normal(scale=sqrt(example_variance), size=(1 + NUM_SIMULATED, len(pairs)))
+        means = by_seed.mean(axis=1) + example_errors[0]
         threshold = stdtrit(dof, 1 - alpha / 2) * standard_errors - means
         if num_seeds <= MAX_BOOTSTRAPPED_SEEDS:
-            resampled = seed_weights(num_seeds)[:NUM_SIMULATED] @ by_seed.T + by_examples[0] + by_examples[1:]
+            resampled_seeds = seed_weights(num_seeds)[:NUM_SIMULATED] @ by_seed.T
+            resampled = resampled_seeds + example_errors[0] + example_errors[1:]
             threshold = np.maximum(threshold, -np.quantile(resampled, ALPHA / 2, axis=0))
         detection_thresholds.append(threshold)
         equivalence_thresholds.append(np.abs(means) + stdtrit(dof, 1 - alpha) * standard_errors)

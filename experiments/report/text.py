@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import isfinite
 from statistics import mean
 
-from experiments.console import Cell, Sheet
+from experiments.console import MISSING, Cell, Sheet
 from experiments.figures.panels import Score
 from experiments.report.comparison import (
     EQUIVALENCE_MARGIN,
@@ -69,7 +69,7 @@ SHORT_TITLES: dict[str, str] = {  # of groups, for lines of 80 columns
     GROUP_TITLES["both"]: "both",
     GROUP_TITLES["held-out text"]: "held-out",
 }
-OWN_UNITS = {BITS_PER_BYTE: "bits per byte", HELD_OUT_LOSS: "nats per token"}  # of held-out text
+HELD_OUT_UNITS = {BITS_PER_BYTE: "bits per byte", HELD_OUT_LOSS: "nats per token"}
 ORDER = "Order of rows beside the paper's"
 CONCLUSIONS = "Conclusions stated in the table's file"
 DIFFERENCES = "Difference from the baseline, with its 95 % confidence interval"
@@ -90,7 +90,8 @@ seeds and new examples), and otherwise undecided. Rows that have learned no more
 exclude 0 although the difference is undecided after the correction for many tests. Bits above chance grow \
 with the probability of the right answer: 0 is that of a guess. A model that is sure of its wrong answers is \
 below 0, even if it ranks most of the right ones first. Held-out loss is compared only where objective, kind \
-of model, text and vocabulary are the baseline's (else: different targets, and * behind the score)."""
+of model, text, vocabulary and sequence length are the baseline's (else: different targets, and * behind the \
+score)."""
 ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks (two \
 standard deviations of its baseline). The tasks differ, so compare only the order of rows. † marks scores \
 from a secondary source, and ? those that may have been misread."""
@@ -152,14 +153,17 @@ def scores_sheet(comparison: Comparison) -> Sheet:
     for multiple in dict.fromkeys(multiple for scores in by_length for multiple in scores):
         sheet[f"perplexity at {multiple} ×"] = [score_cell(2, scores.get(multiple)) for scores in by_length]
     others = _document_cells(comparison) | _training_cells(comparison)
+    # Bits per byte of held-out text is a metric and one of the likelihoods. Both make a column of this name;
+    # that of the metric, which has arrows, is kept.
     return sheet | {head: cells for head, cells in others.items() if head not in sheet}
 
 
 def brief_sheet(comparison: Comparison, scores: Sheet) -> Sheet:
-    """Return what 80 columns hold of ``scores``: a line per trained row, with a mean per half of the tasks.
+    """Return a narrow version of ``scores`` for a terminal of 80 characters: a line per trained row.
 
-    scores: the sheet of ``scores_sheet``. Without tasks, the columns are those of the metrics. The paper's
-    column is a row's mean distance from the baseline, in deviations of one run of the paper.
+    scores: the sheet of ``scores_sheet``. The columns are the mean z-score of each half of the tasks (or each
+    metric, of a table without tasks or without a run of the baseline), the row's mean distance from the
+    baseline in the paper, and the number of seeds.
     """
     rows = comparison.trained_rows
     indices = [comparison.table.rows.index(row) for row in rows]
@@ -176,10 +180,10 @@ def brief_sheet(comparison: Comparison, scores: Sheet) -> Sheet:
 
 
 def _published_distances(comparison: Comparison, rows: Sequence[Row]) -> list[Cell]:
-    """Return each row's mean distance from the baseline in the paper.
+    """Return each row's mean distance from the baseline in the paper, in standard deviations of one run.
 
-    Empty if rows are compared in no column of the paper, or the noise of its scores is unknown. A row without
-    all of these scores has no distance.
+    It is positive if the row is better. Empty if the paper compares these rows in no column, if the noise of
+    its scores is unknown, or if it lacks a score of the baseline. The cell of a row that lacks one is empty.
     """
     table, baseline = comparison.table, comparison.baseline
     complete = published_rows(replace(table, rows=(baseline, *rows)))
@@ -275,9 +279,10 @@ def equal_rows_note(comparison: Comparison) -> str:
 
 
 def unlike_rows_note(comparison: Comparison) -> str:
-    """Return which rows of a table without tasks have a held-out loss of other text or tokens; "" if none.
+    """Return a note on rows whose held-out text is scored on other tokens than the baseline's.
 
-    They are compared with the baseline or, if it has no run, with the first row that has one.
+    "" if there are none, or if the table has tasks. If the baseline has no run, the first row that has one
+    takes its place.
     """
     metric = next((metric for metric in comparison.metrics if metric.is_held_out), None)
     rows = comparison.trained_rows
@@ -292,7 +297,7 @@ def unlike_rows_note(comparison: Comparison) -> str:
     )
     if not others:
         return ""
-    reason = "whose objective, kind of model, text or vocabulary is another"
+    reason = "whose objective, kind of model, text, vocabulary or sequence length is another"
     return f"Not comparable in {metric.title} with {first.label}, {reason}: {others}."
 
 
@@ -327,12 +332,12 @@ def _metric_cells(comparison: Comparison, metric: Metric) -> list[Cell]:
     has_baseline = baseline in comparison.experiments
     cells = []
     for row in comparison.table.rows:
-        key = comparison.canonical_name(row)
-        sign = differences[key].test.sign if key in differences else 0
+        name = comparison.canonical_name(row)
+        sign = differences[name].test.sign if name in differences else 0
         prefix = bound_sign(comparison.runs_of(row)) if metric.measure == BITS_PER_BYTE else ""
-        is_unlike = key in comparison.experiments and not comparison.is_comparable(metric, key, baseline)
+        is_unlike = name in comparison.experiments and not comparison.is_comparable(metric, name, baseline)
         mark = OTHER_TARGETS if is_unlike and has_baseline else ARROWS[sign]
-        score = Score.of(samples[key].values())
+        score = Score.of(samples[name].values())
         cells.append(score_cell(metric.digits, score, mark, prefix=prefix))
     return cells
 
@@ -360,9 +365,9 @@ def mean_z_title(group: Group) -> str:
 
 
 def _mean_z_cell(comparison: Comparison, row: Row, group: Group) -> Cell:
-    key = comparison.canonical_name(row)
-    score = Score.of(comparison.combined_scores(key, group).values())
-    if score is not None and not comparison.has_left_plateau(key):
+    name = comparison.canonical_name(row)
+    score = Score.of(comparison.combined_scores(name, group).values())
+    if score is not None and not comparison.has_left_plateau(name):
         return Cell(NOT_LEARNING)
     return score_cell(1, score, sign_format="+z")
 
@@ -507,9 +512,10 @@ def _exit_step_cell(comparison: Comparison, row: Row) -> Cell:
 
 
 def with_keys(sheet: Sheet, rows: Iterable[Row]) -> Sheet:
-    """Return the sheet with the key of each of these rows, as claims name it, behind a label that lacks it.
+    """Return the sheet with the key of each of ``rows`` in brackets behind its label, as in "2^29 (64)".
 
-    A row's label is the paper's, such as "2^29"; its key is what commands and claims call it, such as "64".
+    A row's label is its name in the paper; its key is its name in commands and claims. A key whose words are
+    all in the label is not added.
     """
     if "row" not in sheet:
         return sheet
@@ -554,13 +560,13 @@ def _difference_cells(comparison: Comparison, metric: Metric, rows: Sequence[Row
     differences, samples = comparison.differences(metric), comparison.values_by_seed(metric)
     digits, cells = metric.digits, []
     for row in rows:
-        key = comparison.canonical_name(row)
-        if key in differences:
-            x = differences[key]
+        name = comparison.canonical_name(row)
+        if name in differences:
+            x = differences[name]
             interval = interval_text(x.low, x.high, digits)
-            verdict = x.verdict if _is_judged(comparison, key) else NOT_LEARNING
+            verdict = x.verdict if _is_judged(comparison, name) else NOT_LEARNING
             cells.append(Cell(f"{x.mean:+z.{digits}f}{interval} {verdict}", value=x.mean))
-        elif samples[key] and not comparison.is_comparable(metric, key, comparison.canonical_baseline):
+        elif samples[name] and not comparison.is_comparable(metric, name, comparison.canonical_baseline):
             cells.append(Cell("different targets"))
         else:
             cells.append(Cell())
@@ -587,11 +593,10 @@ def metrics_sheet(comparison: Comparison) -> Sheet:
         "baseline above chance": [_baseline_above_chance_cell(comparison, metric) for metric in metrics],
         "rows above chance": [_rows_above_chance_cell(comparison, metric) for metric in metrics],
         "baseline, inputs shuffled": [_shuffled_cell(comparison, metric) for metric in metrics],
-        "baseline ranks right": [_baseline_cell(comparison, m, "ranked_accuracy", "%") for m in metrics],
-        "baseline answers": [
-            _baseline_cell(comparison, m, m.task_metric.replace(" ", "_"), f" {m.task_metric}")
-            for m in metrics
+        "baseline ranks right": [
+            _baseline_metric_cell(comparison, metric, "ranked_accuracy", "%") for metric in metrics
         ],
+        "baseline answers": [_baseline_answers_cell(comparison, metric) for metric in metrics],
         "signal-to-noise": [Cell(_signal_text(comparison, metric)) for metric in metrics],
     }
     if not comparison.baseline.published:
@@ -603,7 +608,10 @@ def metrics_sheet(comparison: Comparison) -> Sheet:
 
 def _task_names(metric: Metric) -> str:
     names = ", ".join(metric.tasks)
-    return names if metric.measure in UNITS else f"{names} ({metric.task_metric})"
+    if metric.measure in UNITS:
+        return names
+    *others, last = (name.replace("_", " ") for name in metric.task_metrics)
+    return f"{names} ({', '.join(others)} and {last})" if others else f"{names} ({last})"
 
 
 def _paper_column(comparison: Comparison, metric: Metric) -> str:
@@ -613,22 +621,35 @@ def _paper_column(comparison: Comparison, metric: Metric) -> str:
 
 
 def _signal_text(comparison: Comparison, metric: Metric) -> str:
+    """Return a metric's signal-to-noise ratio and, if it is in no average, the reason."""
     signal = comparison.signal_to_noise[metric.name]
-    if signal is None:
-        return "unknown"
-    if metric not in comparison.judging_metrics:
-        why = "; ".join(sorted({comparison.not_averaged[task] for task in metric.tasks}))
-        return f"{signal:.1f}, not averaged: {why}"
-    return f"{signal:.1f}"
+    ratio = "unknown" if signal is None else f"{signal:.1f}"
+    if metric in comparison.judging_metrics:
+        return ratio
+    reasons = sorted({comparison.not_averaged[task] for task in metric.tasks})
+    return f"{ratio}, not averaged: {'; '.join(reasons)}"
 
 
-def _baseline_cell(comparison: Comparison, metric: Metric, task_metric: str, unit: str) -> Cell:
-    """Return another metric of the baseline's answers, for tasks that are scored in bits."""
+def _baseline_answers_cell(comparison: Comparison, metric: Metric) -> Cell:
+    """Return the baseline's means of the tasks' own metrics, as "50.5 f1, 30.5 exact match"."""
+    cells = [
+        _baseline_metric_cell(comparison, metric, name, f" {name.replace('_', ' ')}")
+        for name in metric.task_metrics
+    ]
+    known = [cell for cell in cells if cell != Cell()]
+    return known[0] if len(known) == 1 else Cell(", ".join(cell.text for cell in known) or MISSING)
+
+
+def _baseline_metric_cell(comparison: Comparison, metric: Metric, recorded_metric: str, unit: str) -> Cell:
+    """Return the baseline's mean of a metric that scores.json has beside the score, over seeds and tasks.
+
+    Empty if the tasks are not scored in bits, or if none has ``recorded_metric``.
+    """
     if metric.measure not in UNITS:
         return Cell()
     runs = comparison.runs_of(comparison.baseline)
     tasks = [run.tasks[task]["metrics"] for run in runs for task in metric.tasks if task in run.tasks]
-    known = [metrics[task_metric] for metrics in tasks if metrics.get(task_metric) is not None]
+    known = [metrics[recorded_metric] for metrics in tasks if metrics.get(recorded_metric) is not None]
     return Cell(f"{mean(known):.1f}{unit}", value=mean(known)) if known else Cell()
 
 
@@ -665,12 +686,15 @@ def _shuffled_cell(comparison: Comparison, metric: Metric) -> Cell:
     return Cell(f"{score:.{metric.digits}f}{lost}", value=score)
 
 
-# ---- the order of rows
+# ---- losses of denoisers
 
 
 def denoisers_sheet(comparison: Comparison) -> Sheet | None:
-    """Return a line per row and denoiser of its mixture: its share of rows and its loss; None without any."""
-    cells: dict[str, list[Cell]] = {"row": [], "denoiser": [], "share of rows": [], "held-out loss": []}
+    """Return a line per row of the table and denoiser of its mixture; None without any.
+
+    It has the share of training sequences that this denoiser makes, and its held-out loss.
+    """
+    cells: dict[str, list[Cell]] = {"row": [], "denoiser": [], "share of sequences": [], "held-out loss": []}
     for row in comparison.trained_rows:
         losses = denoiser_losses(comparison.runs_of(row))
         denoisers = comparison.experiments[row.name].objective.denoisers
@@ -680,9 +704,12 @@ def denoisers_sheet(comparison: Comparison) -> Sheet | None:
                 share = denoiser.weight / total
                 cells["row"].append(Cell(row.label))
                 cells["denoiser"].append(Cell(denoiser.name))
-                cells["share of rows"].append(Cell(f"{share:.1%}", value=share))
+                cells["share of sequences"].append(Cell(f"{share:.1%}", value=share))
                 cells["held-out loss"].append(score_cell(3, losses[denoiser.name]))
     return cells if cells["row"] else None
+
+
+# ---- the order of rows
 
 
 def order_sheet(comparison: Comparison) -> Sheet | None:
@@ -832,8 +859,8 @@ def conclusions_sheet(verdicts: Verdicts, mismatched: Collection[str]) -> Sheet 
 def brief_conclusions(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     """Return a line per conclusion of a table's file: its verdict after training, with the difference.
 
-    Each is judged by the tasks that it is about, or by the first group. Empty if the table also has other
-    claims; the report's page lists all of them.
+    Each is judged by the half of the tasks that it is about or, if it is about all, by the main group. Empty
+    if any claim of the table is not a conclusion; the report's page lists all claims.
     """
     claims, group = _claims_of(verdicts) if verdicts else [], comparison.main_group
     if group is None or not all(claim.conclusion for claim in claims):
@@ -844,7 +871,7 @@ def brief_conclusions(comparison: Comparison, verdicts: Verdicts) -> list[str]:
         if judge in verdicts:
             _, verdict = verdicts[judge]["updates"][index]
             verdict_text = _verdict_cell(verdict).text
-            if verdict.test is not None and (unit := own_unit(comparison)):
+            if verdict.test is not None and (unit := unit_of_raw_differences(comparison)):
                 verdict_text += f" ({unit}, positive: better)"
             if judge != group:
                 verdict_text += f", by {GROUP_TITLES[judge]}"
@@ -854,16 +881,17 @@ def brief_conclusions(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     return lines
 
 
-def own_unit(comparison: Comparison) -> str:
-    """Return the unit of differences in held-out text where the deviation of a run is unknown; else "".
+def unit_of_raw_differences(comparison: Comparison) -> str:
+    """Return the unit of differences that are not divided by a noise standard deviation; "" if they are.
 
-    It is unknown while no row has two seeds that differ. Differences are then not divided by it.
+    Only a table that is judged by held-out text has such differences, as long as that deviation is unknown:
+    no row has two seeds with different values.
     """
     if comparison.main_group != "held-out text":
         return ""
     (metric,) = comparison.judging_metrics
     is_unknown = comparison.noise_std[metric.name] == UNKNOWN_NOISE
-    return OWN_UNITS[metric.measure] if is_unknown else ""
+    return HELD_OUT_UNITS[metric.measure] if is_unknown else ""
 
 
 def _claims_of(verdicts: Verdicts) -> list[Claim]:
@@ -954,12 +982,10 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     if tested:
         notes.append(_power_note(comparison, tested, group))
     elif min(len(comparison.runs[name]) for name in rows) < 2:
-        unit = (
-            f" Until then differences are in {own}, positive: better."
-            if (own := own_unit(comparison))
-            else ""
-        )
-        notes.append(f"A row with one seed decides nothing; train more with --seeds.{unit}")
+        note = "A row with one seed decides nothing; train more with --seeds."
+        if unit := unit_of_raw_differences(comparison):
+            note += f" Until then differences are in {unit}, positive: better."
+        notes.append(note)
     if any(verdict.word == "out of range" for judged in by_budget.values() for _, verdict in judged):
         notes.append(
             "Out of range: one of the rows was never scored after so little training. A sweep with "
@@ -997,16 +1023,17 @@ def _count_text(count: int) -> str:
 
 
 def _power_note(comparison: Comparison, tested: Sequence[tuple[Claim, PairedTest]], group: Group) -> str:
-    """Return the smallest difference in a group that is found, as ``lm power`` computes it.
+    """Return a sentence on the smallest true difference that the tests of a group find with power POWER.
 
-    It is that of the tests of all claims of the table, also while some of their rows have no runs.
+    It is computed as by ``lm power``: the correction for many tests counts all claims of the table, including
+    those whose rows have no runs yet.
     """
     counts = sorted({len(test.by_seed) for _, test in tested})
     seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     noise = measure_noise(comparison, group)
     smallest = noise.smallest_difference(counts[0])
-    name = comparison.canonical_name
-    tested_pairs = {(name(claim.better), name(claim.worse)) for claim, _ in tested}
+    canonical_name = comparison.canonical_name
+    tested_pairs = {(canonical_name(claim.better), canonical_name(claim.worse)) for claim, _ in tested}
     if len(tested_pairs) == len(noise.pairs):
         tests = f"{_count_text(len(tested))} of this table"
     else:

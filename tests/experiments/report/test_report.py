@@ -355,12 +355,24 @@ def test_a_table_without_tasks_is_judged_by_its_held_out_loss(restored_registry,
     ]
     better = data["rows"]["own/better"]["less the baseline's"]["held-out loss"]
     assert better["interval"][1] < 0 and better["verdict"] == "better"
-    note = (
-        "in held-out loss with base, whose objective, kind of model, text or vocabulary is another: masked."
-    )
-    assert note in made.path.read_text()
+    assert "Not comparable in held-out loss with base, whose objective" in made.path.read_text()
     assert "own" in made.tables["own"].figures and "mean z-score" not in sheet
     assert "own.csv" in {file.name for file in made.path.parent.iterdir()}
+
+
+def test_rows_that_differ_only_in_their_sequence_length_are_told_what_makes_them_incomparable(
+    restored_registry, tmp_path
+):
+    add_table(
+        make_table("own", "", {"base": GPT | NO_TASKS, "short": GPT | NO_TASKS | {"data.inputs_length": 32}})
+    )
+    for key in ("base", "short"):
+        folder = run_folder(tmp_path, "nano", f"own/{key}", 0, {})
+        save_settings(folder, build(f"own/{key}", "nano", {"seed": 0}))
+        write_result(folder, {"columns": {}, "tasks": {}, "held_out_loss": 3.0, "seconds": 1.0, "tokens": 9})
+    said = report.write_report(tables_of(find("own")), "nano", tmp_path).path.read_text()
+    reason = "whose objective, kind of model, text, vocabulary or sequence length is another"
+    assert f"Not comparable in held-out loss with base, {reason}: short." in said
 
 
 PAPERS = ("base", "better", "worse")
@@ -1155,6 +1167,19 @@ def test_a_scale_without_runs_names_the_scales_that_have_them(tmp_path, capsys):
     assert dispatch(["report", "t5/6-corruption-rate", "--scale", "mini", "--runs", str(tmp_path)]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "scale nano has finished runs: add --scale nano" in said
+
+
+@pytest.mark.parametrize("given", [[], ["--model.dropout", "0.3"]], ids=["plain", "with settings"])
+def test_no_scale_is_recommended_at_which_the_same_command_finds_nothing(given, tmp_path, capsys):
+    damaged = finish(tmp_path, NAMES[0], 0, 50.0) / "scores.json"
+    if not given:
+        damaged.write_text(damaged.read_text().replace("50.0", "51.0"))
+    for scale in ("nano", "mini"):
+        command = ["report", "t5/6-corruption-rate", "--scale", scale, "--runs", str(tmp_path), *given]
+        assert dispatch(command) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert ("add --scale nano" in said) == (scale == "mini" and not given)
+        assert ("runs without these settings have finished at scale nano" in said) == bool(given)
 
 
 def test_the_ending_of_a_run_imports_nothing_of_reports():

@@ -324,7 +324,15 @@ def test_a_column_that_the_study_declares_unfit_is_shown_and_not_averaged(tmp_pa
     assert part.groups == {"reading": {"restore": 1.0}}
     sheet = text.metrics_sheet(part)
     assert [cell.text for cell in sheet["column"]] == [c.title for c in part.metrics if not c.is_held_out]
-    assert sheet["signal-to-noise"][0].text.endswith("not averaged: at chance")
+
+
+@pytest.mark.parametrize("seeds", [1, 5])  # with one seed the ratio itself is unknown
+def test_a_column_that_is_not_averaged_says_so_with_any_number_of_seeds(seeds, tmp_path):
+    whole = study(tmp_path, seeds)
+    part = Comparison(TABLE, whole.runs, whole.experiments, pytest.fail, not_averaged={"cloze": "at chance"})
+    ratios = [cell.text for cell in text.metrics_sheet(part)["signal-to-noise"]]
+    assert [ratio.endswith(", not averaged: at chance") for ratio in ratios] == [True, False]
+    assert [ratio.startswith("unknown") for ratio in ratios] == [seeds == 1] * 2
 
 
 def test_a_table_tells_differences_that_shrink_with_the_root_of_the_number_of_seeds(tmp_path):
@@ -554,6 +562,20 @@ def test_a_table_whose_baseline_has_not_finished_is_drawn(tmp_path):
     assert all(axes.has_data() or not axes.get_visible() for axes in draw_plots(grid).axes)
 
 
+@pytest.mark.parametrize("lacking", ["no row", "the baseline"])
+def test_the_curve_of_a_mean_z_score_ends_at_that_score_and_is_missing_where_it_is(lacking, tmp_path):
+    comparison = study(tmp_path)
+    if lacking == "the baseline":
+        comparison.runs[BASE] = []
+    for name in NAMES:
+        curves = comparison.combined_scores_by_budget(name, "content tokens", "reading")
+        ends = [curve[max(curve)] for curve in curves]
+        assert ends == pytest.approx([*comparison.combined_scores(name, "reading").values()])
+        assert len(ends) == (5 if lacking == "no row" else 0)
+    figures = table_figures(comparison, dict.fromkeys(comparison.canonical_names, {}))
+    assert ("t5-4-objective-crossing" in figures) == (lacking == "no row")
+
+
 def test_a_table_says_how_many_seeds_its_own_rows_have(tmp_path):
     comparison = study(tmp_path)
     elsewhere = run(tmp_path, "t5/6-corruption-rate/10", 0, 1.0)
@@ -606,6 +628,15 @@ def test_chance_is_told_in_standard_errors_and_columns_by_what_they_measure(tmp_
     assert sheet["baseline above chance"][0].text.startswith("+")
 
 
+def test_the_baselines_answers_are_shown_in_each_metric_of_a_task(tmp_path):
+    comparison = study(tmp_path, seeds=2)
+    for each in (each for runs in comparison.runs.values() for each in runs):
+        each.tasks["cloze"]["metric"] = "f1 and exact_match"
+        each.tasks["cloze"]["metrics"] |= {"f1": 50.0 + each.seed, "exact_match": 30.0 + each.seed}
+    answers = text.metrics_sheet(comparison)["baseline answers"]
+    assert [cell.text for cell in answers] == ["50.5 f1, 30.5 exact match", "–"]
+
+
 def test_every_panel_of_a_picture_shows_something(tmp_path):
     comparison = study(tmp_path)
     figures = table_figures(comparison, dict.fromkeys(comparison.canonical_names, {}))
@@ -620,8 +651,8 @@ def test_every_panel_of_a_picture_shows_something(tmp_path):
 
 
 def test_the_papers_column_of_the_same_kind_stands_once_beside_ours():
-    column = Metric("cloze", ("cloze",), "bits_above_chance", "SQuAD", 0.0, "em", "reading")
-    other = Metric("extract", ("extract",), "bits_above_chance", "SQuAD", 0.0, "em", "reading")
+    column = Metric("cloze", ("cloze",), "bits_above_chance", "SQuAD", 0.0, ("em",), "reading")
+    other = Metric("extract", ("extract",), "bits_above_chance", "SQuAD", 0.0, ("em",), "reading")
     experiments = {name: build(name, "nano") for name in (*NAMES, BASE)}
     comparison = Comparison(TABLE, dict.fromkeys(experiments, []), experiments, pytest.fail)
     vars(comparison)["metrics"] = [column, other]
