@@ -91,6 +91,7 @@ def check_agreement(experiment: Experiment) -> None:
     check_mup(experiment)
     check_mixing(experiment)
     check_tbptt(experiment)
+    check_held_out_documents(experiment)
     check_counts(experiment)
     tuning = experiment.tuning
     if finetunes(experiment) and tuning.mixtures:
@@ -152,19 +153,19 @@ def check_inputs(
     for stage in stages:
         if (batches := stage.batches(inputs)) is not None:
             inputs.batches[stage.name] = batches
-    check_length(experiment, [])
+    tasks = task_lengths(experiment)
+    check_lengths(experiment, tasks)
     if pretrains(experiment):
         for multiple in experiment.data.held_out_lengths:
-            check_length(
-                experiment, [pretraining_batches(experiment, inputs, "validation", multiple).lengths]
-            )
+            held_out = pretraining_batches(experiment, inputs, "validation", multiple).lengths
+            check_lengths(experiment, [held_out, *tasks])
         check_held_out_text(experiment, pretraining_batches(experiment, inputs, "validation"))
     check_teacher_length(experiment, stages, inputs)
     for stage in stages:
         # the start, and phases before the last, whose scores are in no report
         if stage.is_pretraining and not stage.is_compared:
             check_heads(stage.settings)
-            check_length(stage.settings, [inputs.batches[stage.name].lengths])
+            check_lengths(stage.settings, [inputs.batches[stage.name].lengths])
     check_answer_lengths(experiment, inputs.vocabulary)
     report_truncated_examples(stages, inputs, say)
     if finetunes(experiment):
@@ -225,8 +226,11 @@ def check_device_memory(experiment: Experiment, sizes: Mapping[str, int]) -> Non
         rows = experiment.finetuning.batch_size
         named = f"tuning.inputs_length={tuning.inputs_length}, finetuning.batch_size={rows}"
         check_rows(model, sizes, rows, tuning.inputs_length, named)
-    columns = (2 * vectors.window + vectors.negatives) if vectors.negatives else model.vocab_size
-    needed = vectors.batch * columns * model.embed_width * 4 if vectors.epochs else 0
+    gathered_rows = 2 * vectors.window + vectors.negatives  # vectors of words around each centre
+    floats_per_centre = gathered_rows * model.embed_width
+    if not vectors.negatives:  # a full softmax: logits and probabilities of all words
+        floats_per_centre += 2 * model.vocab_size
+    needed = vectors.batch * floats_per_centre * 4 if vectors.epochs else 0
     available = device_memory()
     if needed > available:
         raise SettingError(
@@ -292,18 +296,28 @@ def check_same_on_all_processes(record: provenance.Provenance) -> None:
         raise SettingError(f"all processes should train the same run; they differ in:{''.join(lines)}")
 
 
-def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
-    """Raise SettingError if a sequence is longer than the model can read or the mesh cannot divide it.
+def task_lengths(experiment: Experiment) -> list[Lengths]:
+    """Return the lengths of the sequences of each task or mixture that the run trains on."""
+    tuning, lengths = experiment.tuning, []
+    if experiment.finetuning.steps or experiment.mixing.pretraining != "corpus":
+        lengths += [mixture_lengths(experiment, (name,)) for name in tuning.mixtures]
+    if experiment.finetuning.steps and tuning.heads:
+        lengths.append(Lengths(raw=tuning.inputs_length, inputs=tuning.inputs_length, targets=0))
+    return lengths
 
-    Learned positions and synthesizers limit the length. lengths: those of pre-training's sequences, in
-    addition to the lengths of the tasks.
+
+def check_lengths(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
+    """Raise SettingError if the longest row is too long for the model, or if the mesh cannot split it.
+
+    Learned positions and synthesizers limit the length.
+    lengths: of the batches to check, on text and on tasks.
     """
-    model, tuning = experiment.model, experiment.tuning
-    has_tasks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
-    tasks = [mixture_lengths(experiment, (name,)) for name in tuning.mixtures if has_tasks]
-    rows = [max(length.inputs, row_length(model.architecture, length)) for length in (*lengths, *tasks)]
-    longest = max(*rows, tuning.inputs_length, 0)
-    sharding.check_length(max(rows, default=1), experiment.mesh.sizes(jax.device_count()))
+    model = experiment.model
+    rows = [max(length.inputs, row_length(model.architecture, length)) for length in lengths]
+    if not rows:
+        return
+    longest = max(rows)
+    sharding.check_length(longest, experiment.mesh.sizes(jax.device_count()))
     if model.has_max_length and longest > model.positions.max_length:
         raise SettingError(
             f"model.positions.max_length={model.positions.max_length} is less than the {longest} of the "
@@ -377,8 +391,13 @@ def check_phases(experiment: Experiment) -> None:
         )
     if becomes_decoder:
         check_same_parameters(models[0], models[-1])
-        first = pretraining.phase_ends[have_decoder.index(True)]
-        early = [share for share in experiment.tuning.branches if round(share * pretraining.steps) < first]
+        # models[0] is an encoder here, so at least one phase comes before the first that trains a decoder
+        last_encoder_step = pretraining.phase_ends[have_decoder.index(True) - 1]
+        early = [
+            fraction
+            for fraction in experiment.tuning.branches
+            if branch_step(pretraining.steps, fraction) <= last_encoder_step
+        ]
         if early and finetunes(experiment):
             raise SettingError(
                 f"tuning.branches={experiment.tuning.branches} should not lie in phases that train an "
@@ -535,31 +554,36 @@ def check_tbptt(experiment: Experiment) -> None:
             raise SettingError(f"{name}={value!r} {should} with {last}, for which a state is carried")
 
 
-def check_counts(experiment: Experiment) -> None:
-    """Raise SettingError for a count-based model with settings that it does not support.
+def check_held_out_documents(experiment: Experiment) -> None:
+    """Raise SettingError if ``data.held_out_documents`` are to be scored by a model that gives no likelihood.
 
-    Also raise it if held-out documents are to be scored by a model that is no causal language model, or that
-    is trained without EOS.
+    A causal language model gives the likelihood of a text, and a masked-diffusion encoder a bound on it. Both
+    should be trained with EOS.
     """
-    counts, tuning, architecture = experiment.counts.model, experiment.tuning, experiment.model.architecture
-    objective = experiment.objective
+    count, objective = experiment.data.held_out_documents, experiment.objective
+    if not count:
+        return
+    architecture = experiment.model.architecture
     gives_likelihood = architecture == "decoder" and not objective.has_inputs
     gives_bound = architecture == "encoder" and objective.corruption.bounds_likelihood
-    if experiment.data.held_out_documents and not (gives_likelihood or gives_bound):
+    if not (gives_likelihood or gives_bound):
         message = (
-            f"data.held_out_documents={experiment.data.held_out_documents} needs model.architecture="
-            f"'decoder', not {architecture!r}, and an objective without inputs, such as causal-lm; or an "
-            "encoder and masked-diffusion"
+            f"data.held_out_documents={count} needs model.architecture='decoder', not {architecture!r}, and "
+            "an objective without inputs, such as causal-lm; or an encoder and masked-diffusion"
         )
         if start := experiment.start.model:
             message += f"; the model is that of {start}: choose another row, or another start"
         raise SettingError(message)
-    if experiment.data.held_out_documents and not objective.writes_eos:
+    if not objective.writes_eos:
         raise SettingError(
             "objective.eos='none' should be 'each-example' or 'between-documents' with "
-            f"data.held_out_documents={experiment.data.held_out_documents}: EOS begins and ends each "
-            "of these documents"
+            f"data.held_out_documents={count}: EOS begins and ends each of these documents"
         )
+
+
+def check_counts(experiment: Experiment) -> None:
+    """Raise SettingError for a count-based model with settings that it does not support."""
+    counts, tuning = experiment.counts.model, experiment.tuning
     if counts == "none":
         return
     if (members := experiment.ensemble.members) > 1 or experiment.mixing.pretraining != "corpus":
@@ -632,7 +656,12 @@ def check_start_parameters(experiment: Experiment, cache: Path) -> None:
             "(model.output.logits='none'), by which an encoder predicts hidden tokens; tune it as it is"
         )
     path = manifest.steps(checkpoint.folder / "checkpoints").get(0)
-    names = manifest.read_manifest(path, 0)["arrays"] if path else ()
+    try:
+        names = manifest.read_manifest(path, 0)["arrays"] if path else ()
+    except manifest.Damage as error:
+        raise SettingError(
+            f"{path}: {error}; delete {checkpoint.folder.parent} and import it again with --start"
+        ) from error
     for head, module in MODULE_OF_HEAD.items():
         if head in model.heads and not any(name.startswith(f"params.{module}.") for name in names):
             raise SettingError(
