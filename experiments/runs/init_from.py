@@ -7,6 +7,7 @@ Modules with jax are imported where they are needed: most commands need no check
 
 import hashlib
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -195,9 +196,12 @@ def _get_or_adapt(where: str, run: Path, requested: Mapping[str, Any], starts: P
         raise SettingError(f"--start {where}: {error}") from error
     text = json.dumps([run.name, sorted(requested.items())])
     digest = hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
-    adapted = starts / f"{run.name.rpartition('-')[0]}-as-{model.architecture}-{digest}"
-    if adapted.exists():
-        return adapted
+    kind, *layers = re.split(rf"-[0-9a-f]{{{DIGITS}}}", run.name, maxsplit=1)
+    suffix = f"-as-{model.architecture}-{digest}"
+    adapted = starts / f"{kind}{''.join(layers)}{suffix}"
+    # The digest decides, since starts with fewer layers were named otherwise in earlier versions.
+    if made := next(starts.glob(f"*{suffix}"), None):
+        return made
     (stage, *_) = networks(stages_of(run))
     body = stage.restore_transformer(sharding.make_mesh(experiment.mesh))
     params = adapt.adapt(config, sharding.named(body), model, jax.random.key(0))
