@@ -102,7 +102,7 @@ class Run:
         ``begin`` is called after all checks, once the run's folder exists and before training.
 
         Raise SettingError, before anything compiles, as ``check`` does. Raise RunDeleted if the run's folder
-        is deleted or moved meanwhile.
+        is deleted or moved while it is trained or scored.
         """
         inputs = self.check(reporter.say, allow)
         if jax.process_index() == 0:  # from now on the folder belongs to this run
@@ -110,21 +110,21 @@ class Run:
         begin()
         scores: TaskScores = {}
         branches: dict[str, dict[str, Any]] = {}  # task -> step of pre-training -> score
-        for _, group in groupby(self.stages, lambda stage: stage.name_without_member):
-            ensemble_members = list(group)  # one stage unless the run is an ensemble
-            with unless_deleted(self.folder):
+        with report_deleted_run(self.folder):
+            for _, group in groupby(self.stages, lambda stage: stage.name_without_member):
+                ensemble_members = list(group)  # one stage unless the run is an ensemble
                 for stage in ensemble_members:
                     self._train_stage(stage, inputs, reporter, allow, tools)
-            group_scores = self._scores(ensemble_members, inputs, reporter)
-            if ensemble_members[0].is_compared:  # earlier branches are recorded under "branches" alone
-                scores |= group_scores
-            scores_by_step = self._branch_scores(ensemble_members[0], group_scores, inputs)
-            for step, scores_at_step in scores_by_step.items():
-                for task, score in scores_at_step.items():
-                    branches.setdefault(task, {})[str(step)] = score
-        values = {"tasks": scores, "branches": branches} | self._costs(inputs)
-        if jax.process_index() == 0:
-            write_scores(self.folder, scale_folder(self.folder, self.cache), self.stages, values)
+                group_scores = self._scores(ensemble_members, inputs, reporter)
+                if ensemble_members[0].is_compared:  # earlier branches are recorded under "branches" alone
+                    scores |= group_scores
+                scores_by_step = self._branch_scores(ensemble_members[0], group_scores, inputs)
+                for step, scores_at_step in scores_by_step.items():
+                    for task, score in scores_at_step.items():
+                        branches.setdefault(task, {})[str(step)] = score
+            values = {"tasks": scores, "branches": branches} | self._costs(inputs)
+            if jax.process_index() == 0:
+                write_scores(self.folder, scale_folder(self.folder, self.cache), self.stages, values)
 
     def _prepare(self, sources: Sources, say: Callable[[str], object]) -> Inputs:
         """Prepare data under a lock, so that runs on one machine do it once."""
@@ -178,11 +178,14 @@ class Run:
         return ensemble_scores(cast(Sequence[NetworkStage], ensemble_members), inputs, self.mesh)
 
     def _branch_scores(self, stage: Stage, scores: TaskScores, inputs: Inputs) -> dict[int, TaskScores]:
-        """Return {step of pre-training: scores} of a stage's branches; {} for a run with one branch.
+        """Return {step of pre-training: scores by task} of a stage; {} for a run with one branch.
 
-        Fine-tuning has one, the step that it started from. Pre-training that is scored on tasks without
-        fine-tuning has them all, and its checkpoints at the earlier ones are scored here.
-        scores: those of ``stage`` after its last step.
+        A fine-tuning contributes its own scores, under the step of pre-training that it started from. A
+        pre-training that is itself scored on tasks contributes the scores of its checkpoint at each earlier
+        branch, and ``scores`` at its last step.
+
+        scores: those that ``_scores`` returned for the stage. They are of its best checkpoints, which need
+        not be its last.
         """
         if not scores or len(self.experiment.tuning.branches) == 1:
             return {}
@@ -218,12 +221,15 @@ class Run:
 
 
 class RunDeleted(RuntimeError):
-    """The folder of a run was deleted or moved while the run trained."""
+    """The folder of a run was deleted or moved while the run was trained or scored."""
 
 
 @contextmanager
-def unless_deleted(folder: Path) -> Iterator[None]:
-    """Raise RunDeleted in place of an error, other than a SettingError, if the run's folder is gone."""
+def report_deleted_run(folder: Path) -> Iterator[None]:
+    """Turn an exception of the body into RunDeleted if the run's folder is gone.
+
+    A SettingError is raised unchanged.
+    """
     try:
         yield
     except SettingError:
