@@ -65,7 +65,7 @@ def check_experiment(experiment: Experiment, sources: Sources) -> None:
     check_names(experiment, sources)
     sizes = check_devices(experiment, jax.device_count())
     check_device_memory(experiment, sizes)
-    declared_tasks(experiment)
+    tasks_from_files(experiment)  # raises SettingError if a task file lacks a split
     check_mixer(experiment.model, experiment.data.inputs_length)
 
 
@@ -96,7 +96,7 @@ def check_agreement(experiment: Experiment) -> None:
     tuning = experiment.tuning
     if finetunes(experiment) and tuning.mixtures:
         check_architecture(experiment.model.architecture, generates=True)
-        check_output(experiment, f"tuning.mixtures={tuning.mixtures}")
+        check_output_matrix(experiment, f"tuning.mixtures={tuning.mixtures}")
         check_attention_mask(experiment.model)
         check_batch_size(experiment.finetuning.batch_size)
 
@@ -146,7 +146,7 @@ def check_inputs(
     It also stores the training batches of each stage in ``inputs.batches``.
     """
     broadcast_from_first(
-        lambda: check_task_files(declared_tasks(experiment), inputs.cache, inputs.vocabulary, say)
+        lambda: check_task_files(tasks_from_files(experiment), inputs.cache, inputs.vocabulary, say)
     )
     check_same_on_all_processes(provenance_of_run(experiment, stages, inputs))
     broadcast_from_first(lambda: check_disk_space(experiment, inputs))
@@ -242,9 +242,9 @@ def check_device_memory(experiment: Experiment, sizes: Mapping[str, int]) -> Non
 def check_disk_space(experiment: Experiment, inputs: Inputs) -> None:
     """Raise SettingError if the tokens that pre-training reads do not fit on the disk of the cache."""
     training, data, corpus = experiment.pretraining, experiment.data, inputs.train
-    stored = sum(shard.size for shard in corpus.shards) // CHARACTERS_PER_TOKEN
-    read = training.steps * training.batch_size * data.inputs_length // max(data.repeats, 1)
-    needed = min(read, stored) * (2 if inputs.vocabulary.vocab_size <= 2**16 else 4)
+    stored_tokens = sum(shard.size for shard in corpus.shards) // CHARACTERS_PER_TOKEN
+    read_tokens = training.steps * training.batch_size * data.inputs_length // max(data.repeats, 1)
+    needed = min(read_tokens, stored_tokens) * (2 if inputs.vocabulary.vocab_size <= 2**16 else 4)
     needed = min(needed, round(data.cache_size * GIGABYTE)) if data.cache_size else needed
     free = shutil.disk_usage(inputs.cache).free
     if needed > free and needed > free + token_cache_bytes(corpus.folder):
@@ -263,8 +263,8 @@ def check_names(experiment: Experiment, sources: Sources) -> None:
         find_labelled(name)
     if data.vocabulary.endswith(".model") and not Path(data.vocabulary).is_file():
         raise SettingError(f"data.vocabulary={data.vocabulary!r} does not exist; name a .model file")
-    reads_corpus = experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
-    for part in corpus_parts(data.corpus) if reads_corpus else ():
+    pretrains_on_corpus = experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
+    for part in corpus_parts(data.corpus) if pretrains_on_corpus else ():
         # The built-in text is made later, before the tasks that are made from it.
         if not is_documentation(part) or part == OFFLINE:
             sources.corpus(part, "train")
@@ -447,7 +447,7 @@ def check_heads(experiment: Experiment) -> None:
                 expected = " or ".join(map(repr, values))
                 raise SettingError(f"model.heads={heads} needs objective.{field}={expected}, not {found!r}")
     if objective.targets not in REPLACED and not experiment.start.model:
-        check_output(experiment, f"objective.targets={objective.targets!r}")
+        check_output_matrix(experiment, f"objective.targets={objective.targets!r}")
 
 
 def exported_model(experiment: Experiment) -> ModelConfig:
@@ -455,8 +455,11 @@ def exported_model(experiment: Experiment) -> ModelConfig:
     return replace(text_spec(experiment).model, lora=LoraConfig())
 
 
-def unexportable(experiment: Experiment, task: LabelledTask) -> str:
-    """Return why `lm convert export` cannot write the head for a task, and what it can; "" if it can."""
+def why_not_exportable(experiment: Experiment, task: LabelledTask) -> str:
+    """Return why `lm convert export` cannot write the head for a task; "" if it can.
+
+    If only the head cannot be written, the text says how to export the model without it.
+    """
     from lm.convert import config_json, head_class_name  # slow to import: a tenth of a second
 
     model = exported_model(experiment)
@@ -477,7 +480,7 @@ def exported_heads(experiment: Experiment) -> Iterator[str]:
 
     for name in experiment.tuning.heads if finetunes(experiment) else ():
         task = find_labelled(name)
-        if unexportable(experiment, task):
+        if why_not_exportable(experiment, task):
             continue
         found = head_class_name(exported_model(experiment), head_config(experiment, task))
         shown = "a folder of sentence-transformers" if found == SENTENCE_TRANSFORMER else found
@@ -488,7 +491,7 @@ def report_unexportable_heads(experiment: Experiment, say: Callable[[str], objec
     """Report the heads that `lm convert export` cannot write, in a line for each reason."""
     names_by_reason: dict[str, list[str]] = {}
     for name in experiment.tuning.heads:
-        if reason := unexportable(experiment, find_labelled(name)):
+        if reason := why_not_exportable(experiment, find_labelled(name)):
             names_by_reason.setdefault(reason, []).append(name)
     for reason, names in names_by_reason.items():
         say(
@@ -497,23 +500,25 @@ def report_unexportable_heads(experiment: Experiment, say: Callable[[str], objec
         )
 
 
-def check_output(experiment: Experiment, named: str) -> None:
-    """Raise SettingError if the model lacks the output matrix that ``named``, a setting, needs."""
+def check_output_matrix(experiment: Experiment, needed_by: str) -> None:
+    """Raise SettingError if the model has no output matrix.
+
+    needed_by: the setting that needs one, for the message.
+    """
     if experiment.model.output.logits == "none":
         raise SettingError(
-            f"model.output.logits='none': this model has no output matrix, which {named} needs"
+            f"model.output.logits='none': this model has no output matrix, which {needed_by} needs"
         )
 
 
 def check_mixing(experiment: Experiment) -> None:
     """Raise SettingError if mixing or the ensemble leaves a stage or a member with nothing to train on."""
     mixing, tuning, members = experiment.mixing.pretraining, experiment.tuning, experiment.ensemble.members
-    others = mixing == "corpus+other-tasks"
-    if mixing != "corpus" and len(tuning.mixtures) < 1 + others:
-        raise SettingError(
-            f"mixing.pretraining={mixing!r} needs {1 + others}+ tuning.mixtures={tuning.mixtures}"
-        )
-    if mixing != "corpus" and not experiment.finetuning.steps and (others or members > 1):
+    leaves_one_out = mixing == "corpus+other-tasks"  # a pre-training for each task, on all others
+    needed = 2 if leaves_one_out else 1
+    if mixing != "corpus" and len(tuning.mixtures) < needed:
+        raise SettingError(f"mixing.pretraining={mixing!r} needs {needed}+ tuning.mixtures={tuning.mixtures}")
+    if mixing != "corpus" and not experiment.finetuning.steps and (leaves_one_out or members > 1):
         raise SettingError(
             f"mixing.pretraining={mixing!r}, ensemble.members={members} need finetuning.steps above 0"
         )
@@ -550,8 +555,8 @@ def check_tbptt(experiment: Experiment) -> None:
     for name, (value, permitted) in required.items():
         if value not in permitted:
             should = f"should be {' or '.join(map(repr, permitted))}"
-            last = f"pretraining.steps_per_row={training.steps_per_row}"
-            raise SettingError(f"{name}={value!r} {should} with {last}, for which a state is carried")
+            reason = f"pretraining.steps_per_row={training.steps_per_row}, for which a state is carried"
+            raise SettingError(f"{name}={value!r} {should} with {reason}")
 
 
 def check_held_out_documents(experiment: Experiment) -> None:
@@ -599,7 +604,7 @@ def check_counts(experiment: Experiment) -> None:
         )
 
 
-def declared_tasks(experiment: Experiment) -> list[Task | LabelledTask]:
+def tasks_from_files(experiment: Experiment) -> list[Task | LabelledTask]:
     """Return the tasks from files that a run trains on; raise SettingError if one lacks a split."""
     tuning = experiment.tuning
     if not finetunes(experiment) and experiment.mixing.pretraining == "corpus":
@@ -622,8 +627,9 @@ def check_branches(stages: Sequence[Stage]) -> None:
     """
     for stage in stages:
         branches, parent = stage.settings.tuning.branches, stage.parent
-        last = stage.settings.pretraining.steps
-        steps = tuple(branch_step(last, fraction) for fraction in branches if stage.branch_steps)
+        steps: tuple[int, ...] = ()
+        if stage.branch_steps:
+            steps = tuple(branch_step(stage.settings.pretraining.steps, fraction) for fraction in branches)
         if len(set(steps)) < len(steps):
             raise SettingError(
                 f"tuning.branches={branches} are {steps} of pretraining.steps="

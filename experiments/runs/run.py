@@ -1,11 +1,11 @@
 """A run: an experiment in a folder, checked, trained stage by stage, and scored.
 
-In the folder of a run, ``settings.json`` holds the experiment, and ``paths.json`` the path of the cache and
-the name of the scale's folder. Each stage has a folder with checkpoints, ``metrics.jsonl``, ``run.json``,
-``origin.json``, its vocabulary and its predictions. In the run's folder it is ``finetuning/NAME`` or, for
-models made of counts, ``counts`` and ``counts/NAME``. Stages that several runs may share are in
-``pretraining/HASH`` of the folder in which all runs of the same scale (``--scale``) lie. ``scores.json`` is
-written last and names the folders of all stages.
+The folder of a run has ``settings.json``, which is the experiment, and ``paths.json``, which says where the
+cache lies and which scale (``--scale``) the run belongs to. Each stage has a folder of its own with
+checkpoints, ``metrics.jsonl``, ``run.json``, ``origin.json``, the vocabulary and predictions. Stages that
+only this run uses are in its folder: ``finetuning/NAME`` or, for models made of counts, ``counts`` and
+``counts/NAME``. Stages that several runs may share are in ``pretraining/HASH`` in the folder of the scale,
+which holds all runs of that scale. ``scores.json`` is written last and names the folders of all stages.
 
 The settings ``start.*`` say what comes before an experiment's own pre-training. ``start.model`` names an
 external checkpoint to start from. ``start.steps`` asks instead for the *start pre-training*: a short
@@ -148,9 +148,18 @@ class Run:
                 return
             reporter.start(stage.title, stage.startup_status)
             settings = asdict(stage.settings) | {"corrupt_records_left_out": dict(inputs.left_out)}
-            title = self.log_title if stage.is_shared else ""
-            named = stage.title, stage.first_step, steps
-            with StageLog(stage.folder, settings, reporter, title, tools.wandb, *named) as log:
+            tensorboard_title = self.log_title if stage.is_shared else ""  # else the folder's name is shown
+            stage_log = StageLog(
+                stage.folder,
+                settings,
+                reporter,
+                title=tensorboard_title,
+                project=tools.wandb,
+                phase=stage.title,
+                first_step=stage.first_step,
+                last_step=steps,
+            )
+            with stage_log as log:
                 try:
                     stage.train(inputs, self.mesh, log, reporter, tools.profile_steps)
                 except Interrupted as stopped:
@@ -161,7 +170,7 @@ class Run:
     def log_title(self) -> str:
         """Return the run's name, such as "t5.1-baseline.baseline.seed-0".
 
-        TensorBoard calls a shared stage by it, too, since the stage's own folder is named by a hash.
+        TensorBoard shows a shared stage under this name, since the stage's own folder is named by a hash.
         """
         scale = scale_folder(self.folder, self.cache)
         name = os.path.relpath(self.folder.resolve(), scale).replace("/", ".")
