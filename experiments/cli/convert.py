@@ -10,7 +10,7 @@ from experiments.cli.settings import Mixture
 from experiments.console import UNBROKEN
 from experiments.runs.init_from import import_published
 from experiments.runs.paths import PRETRAINING, describe_model
-from experiments.runs.vocabulary import FOLDER, stored_vocabulary
+from experiments.runs.vocabulary import TOKENIZER_FOLDER, stored_vocabulary
 from lm.config.base import SettingError
 from lm.config.training import Weights
 from lm.tokenizers.sentencepiece import TOKENIZER_CONFIG
@@ -49,8 +49,8 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     _describe(json.loads(config.published), f"({size:.1f} M parameters) from {folder} into {run}")
     if lost := [name for name in NOT_KEPT if (folder / name).exists()]:
         UNBROKEN.print(f"not kept, and not exported again: {', '.join(lost)}")
-    if not any((phase / FOLDER).iterdir()):
-        UNBROKEN.print(f"{folder} has no tokenizer; put its files into {phase / FOLDER}")
+    if not any((phase / TOKENIZER_FOLDER).iterdir()):
+        UNBROKEN.print(f"{folder} has no tokenizer; put its files into {phase / TOKENIZER_FOLDER}")
     elif config.has_encoder and config.has_decoder:
         if why := stored_vocabulary(phase, experiment).unusable_sentinels:
             UNBROKEN.print(f"its gaps are not filled, since the vocabulary has no sentinels: {why}")
@@ -94,20 +94,20 @@ def export_checkpoint(
             (last), or those that evaluations use: the average if there is one (scored).
         head: Write the head (keep) or only the model below it (drop).
     """
-    from experiments.runs.checks import unexportable
+    from experiments.runs.checks import why_not_exportable
     from experiments.runs.kinds.head import HeadFinetuning
     from experiments.runs.model_card import CARD, model_card
     from experiments.runs.stages import stages_of
     from experiments.runs.trained import chosen, networks
     from lm import convert, sharding
 
-    models = {stage.name: stage for stage in networks(stages_of(run)) if stage.has_model}
+    models = {stage.name: stage for stage in networks(stages_of(run)) if stage.has_text_model}
     stage = chosen(run, models, mixture)
     mesh, files = sharding.make_mesh(stage.settings.mesh), dict[str, bytes]()
     model: Transformer | ModelWithHead
     labels: tuple[str, ...] = ()
     if has_head := isinstance(stage, HeadFinetuning) and head == "keep":
-        if reason := unexportable(stage.settings, stage.task):
+        if reason := why_not_exportable(stage.settings, stage.task):
             raise SettingError(f"the head for {stage.task.name} cannot be written: {reason}")
         model, labels = stage.trained_with_head(mesh, weights), stage.task.labels
         hf_config, class_name = convert.describe(model, labels)
@@ -124,7 +124,7 @@ def export_checkpoint(
     files[CARD] = model_card(run, stage, hf_config, class_name, weights, has_head).encode()
     length = stage.settings.tuning.inputs_length
     convert.save(model, folder, labels=labels, max_length=length, beside=files)
-    which = describe_model(run, stage.name, models, unfinished=stage.unfinished)
+    which = describe_model(run, stage.name, models, unfinished=stage.progress_if_unfinished)
     UNBROKEN.print(f"exported to {folder}: the {what} of {which}")
 
 
@@ -132,7 +132,7 @@ def tokenizer_of_text(stage: "NetworkStage") -> dict[str, bytes]:
     """Return ``{name: contents}`` of the tokenizer of a stage; nothing if it was imported without one."""
     from experiments.runs.trained import frame
 
-    folder = stage.folder / FOLDER
+    folder = stage.folder / TOKENIZER_FOLDER
     if folder.is_dir() and not any(folder.iterdir()):
         return {}
     vocabulary = stored_vocabulary(stage.folder, stage.settings)

@@ -232,7 +232,7 @@ def sequence_lengths_and_tokens(name: str, experiment: Experiment) -> tuple[int,
         targets = row_length(model.architecture, stage.lengths) if model.has_decoder else 0
         return inputs, targets
 
-    networks = [each for each in stages(experiment) if isinstance(each, NetworkStage) and each.has_model]
+    networks = [each for each in stages(experiment) if isinstance(each, NetworkStage) and each.has_text_model]
     if not networks:
         raise SettingError(
             f"--costs: {name} counts its text (counts.model={experiment.counts.model!r}) and has no matrices"
@@ -342,7 +342,7 @@ def show_stages(experiment: Experiment, folder: Path, cache: Path, title: str) -
         data = ", ".join(
             (stage.settings.data.corpus, *stage.task_names) if stage.reads_corpus else stage.task_names
         )
-        parent = stage.parent.name if stage.parent else stage.parentless_start
+        parent = stage.parent.name if stage.parent else stage.start_without_parent
         if stage.parent and stage.parent_step != stage.parent.training.steps:
             parent += f", step {stage.parent_step:,}"
         saved = max(saved_steps(stage.folder), default=0)

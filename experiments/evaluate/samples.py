@@ -109,7 +109,7 @@ def first_model(stage: NetworkStage, mesh: Mesh) -> Transformer:
 
     A phase that trained an encoder for a decoder is no model that writes: the decoder after it is random.
     """
-    while isinstance(stage.parent, NetworkStage) and stage.parent.has_model:
+    while isinstance(stage.parent, NetworkStage) and stage.parent.has_text_model:
         if stage.parent.settings.model.has_decoder != stage.settings.model.has_decoder:
             break
         stage = stage.parent

@@ -146,7 +146,7 @@ def find_members(folder: Path, name: str, stage_name: str) -> tuple[AnyTask, "li
     from experiments.runs.trained import chosen
 
     experiment = load_settings(folder)
-    stages = [stage for stage in stages_of(folder) if stage.has_model]
+    stages = [stage for stage in stages_of(folder) if stage.has_text_model]
     tuning, writes_text = experiment.tuning, experiment.model.has_decoder
     base_name = task_name(name)
     finetunings_on_task = []  # names of stages

@@ -123,7 +123,7 @@ def _run_in_planned_steps(step: PlannedStep, flops: float) -> tuple[float, float
     It is the FLOPs of all their steps divided by ``flops``, those of the planned step.
     """
     pretraining, finetuning = 0.0, 0.0
-    for stage in filter(lambda stage: stage.has_model, stages(step.experiment)):
+    for stage in filter(lambda stage: stage.has_text_model, stages(step.experiment)):
         training, lengths = stage.training, stage.lengths
         if stage.is_pretraining and stage.is_compared:  # the stage whose step is planned
             lengths = step.lengths

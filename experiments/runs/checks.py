@@ -65,7 +65,7 @@ def check_experiment(experiment: Experiment, sources: Sources) -> None:
     check_names(experiment, sources)
     sizes = check_devices(experiment, jax.device_count())
     check_device_memory(experiment, sizes)
-    declared_tasks(experiment)
+    tasks_from_files(experiment)  # raises SettingError if a task file lacks a split
     check_mixer(experiment.model, experiment.data.inputs_length)
 
 
@@ -91,11 +91,12 @@ def check_agreement(experiment: Experiment) -> None:
     check_mup(experiment)
     check_mixing(experiment)
     check_tbptt(experiment)
+    check_held_out_documents(experiment)
     check_counts(experiment)
     tuning = experiment.tuning
     if finetunes(experiment) and tuning.mixtures:
         check_architecture(experiment.model.architecture, generates=True)
-        check_output(experiment, f"tuning.mixtures={tuning.mixtures}")
+        check_output_matrix(experiment, f"tuning.mixtures={tuning.mixtures}")
         check_attention_mask(experiment.model)
         check_batch_size(experiment.finetuning.batch_size)
 
@@ -145,26 +146,26 @@ def check_inputs(
     It also stores the training batches of each stage in ``inputs.batches``.
     """
     broadcast_from_first(
-        lambda: check_task_files(declared_tasks(experiment), inputs.cache, inputs.vocabulary, say)
+        lambda: check_task_files(tasks_from_files(experiment), inputs.cache, inputs.vocabulary, say)
     )
     check_same_on_all_processes(provenance_of_run(experiment, stages, inputs))
     broadcast_from_first(lambda: check_disk_space(experiment, inputs))
     for stage in stages:
         if (batches := stage.batches(inputs)) is not None:
             inputs.batches[stage.name] = batches
-    check_length(experiment, [])
+    tasks = task_lengths(experiment)
+    check_lengths(experiment, tasks)
     if pretrains(experiment):
         for multiple in experiment.data.held_out_lengths:
-            check_length(
-                experiment, [pretraining_batches(experiment, inputs, "validation", multiple).lengths]
-            )
+            held_out = pretraining_batches(experiment, inputs, "validation", multiple).lengths
+            check_lengths(experiment, [held_out, *tasks])
         check_held_out_text(experiment, pretraining_batches(experiment, inputs, "validation"))
     check_teacher_length(experiment, stages, inputs)
     for stage in stages:
         # the start, and phases before the last, whose scores are in no report
         if stage.is_pretraining and not stage.is_compared:
             check_heads(stage.settings)
-            check_length(stage.settings, [inputs.batches[stage.name].lengths])
+            check_lengths(stage.settings, [inputs.batches[stage.name].lengths])
     check_answer_lengths(experiment, inputs.vocabulary)
     report_truncated_examples(stages, inputs, say)
     if finetunes(experiment):
@@ -225,8 +226,11 @@ def check_device_memory(experiment: Experiment, sizes: Mapping[str, int]) -> Non
         rows = experiment.finetuning.batch_size
         named = f"tuning.inputs_length={tuning.inputs_length}, finetuning.batch_size={rows}"
         check_rows(model, sizes, rows, tuning.inputs_length, named)
-    columns = (2 * vectors.window + vectors.negatives) if vectors.negatives else model.vocab_size
-    needed = vectors.batch * columns * model.embed_width * 4 if vectors.epochs else 0
+    gathered_rows = 2 * vectors.window + vectors.negatives  # vectors of words around each centre
+    floats_per_centre = gathered_rows * model.embed_width
+    if not vectors.negatives:  # a full softmax: logits and probabilities of all words
+        floats_per_centre += 2 * model.vocab_size
+    needed = vectors.batch * floats_per_centre * 4 if vectors.epochs else 0
     available = device_memory()
     if needed > available:
         raise SettingError(
@@ -238,9 +242,9 @@ def check_device_memory(experiment: Experiment, sizes: Mapping[str, int]) -> Non
 def check_disk_space(experiment: Experiment, inputs: Inputs) -> None:
     """Raise SettingError if the tokens that pre-training reads do not fit on the disk of the cache."""
     training, data, corpus = experiment.pretraining, experiment.data, inputs.train
-    stored = sum(shard.size for shard in corpus.shards) // CHARACTERS_PER_TOKEN
-    read = training.steps * training.batch_size * data.inputs_length // max(data.repeats, 1)
-    needed = min(read, stored) * (2 if inputs.vocabulary.vocab_size <= 2**16 else 4)
+    stored_tokens = sum(shard.size for shard in corpus.shards) // CHARACTERS_PER_TOKEN
+    read_tokens = training.steps * training.batch_size * data.inputs_length // max(data.repeats, 1)
+    needed = min(read_tokens, stored_tokens) * (2 if inputs.vocabulary.vocab_size <= 2**16 else 4)
     needed = min(needed, round(data.cache_size * GIGABYTE)) if data.cache_size else needed
     free = shutil.disk_usage(inputs.cache).free
     if needed > free and needed > free + token_cache_bytes(corpus.folder):
@@ -259,8 +263,8 @@ def check_names(experiment: Experiment, sources: Sources) -> None:
         find_labelled(name)
     if data.vocabulary.endswith(".model") and not Path(data.vocabulary).is_file():
         raise SettingError(f"data.vocabulary={data.vocabulary!r} does not exist; name a .model file")
-    reads_corpus = experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
-    for part in corpus_parts(data.corpus) if reads_corpus else ():
+    pretrains_on_corpus = experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
+    for part in corpus_parts(data.corpus) if pretrains_on_corpus else ():
         # The built-in text is made later, before the tasks that are made from it.
         if not is_documentation(part) or part == OFFLINE:
             sources.corpus(part, "train")
@@ -292,18 +296,28 @@ def check_same_on_all_processes(record: provenance.Provenance) -> None:
         raise SettingError(f"all processes should train the same run; they differ in:{''.join(lines)}")
 
 
-def check_length(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
-    """Raise SettingError if a sequence is longer than the model can read or the mesh cannot divide it.
+def task_lengths(experiment: Experiment) -> list[Lengths]:
+    """Return the lengths of the sequences of each task or mixture that the run trains on."""
+    tuning, lengths = experiment.tuning, []
+    if experiment.finetuning.steps or experiment.mixing.pretraining != "corpus":
+        lengths += [mixture_lengths(experiment, (name,)) for name in tuning.mixtures]
+    if experiment.finetuning.steps and tuning.heads:
+        lengths.append(Lengths(raw=tuning.inputs_length, inputs=tuning.inputs_length, targets=0))
+    return lengths
 
-    Learned positions and synthesizers limit the length. lengths: those of pre-training's sequences, in
-    addition to the lengths of the tasks.
+
+def check_lengths(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
+    """Raise SettingError if the longest row is too long for the model, or if the mesh cannot split it.
+
+    Learned positions and synthesizers limit the length.
+    lengths: of the batches to check, on text and on tasks.
     """
-    model, tuning = experiment.model, experiment.tuning
-    has_tasks = experiment.finetuning.steps or experiment.mixing.pretraining != "corpus"
-    tasks = [mixture_lengths(experiment, (name,)) for name in tuning.mixtures if has_tasks]
-    rows = [max(length.inputs, row_length(model.architecture, length)) for length in (*lengths, *tasks)]
-    longest = max(*rows, tuning.inputs_length, 0)
-    sharding.check_length(max(rows, default=1), experiment.mesh.sizes(jax.device_count()))
+    model = experiment.model
+    rows = [max(length.inputs, row_length(model.architecture, length)) for length in lengths]
+    if not rows:
+        return
+    longest = max(rows)
+    sharding.check_length(longest, experiment.mesh.sizes(jax.device_count()))
     if model.has_max_length and longest > model.positions.max_length:
         raise SettingError(
             f"model.positions.max_length={model.positions.max_length} is less than the {longest} of the "
@@ -377,8 +391,13 @@ def check_phases(experiment: Experiment) -> None:
         )
     if becomes_decoder:
         check_same_parameters(models[0], models[-1])
-        first = pretraining.phase_ends[have_decoder.index(True)]
-        early = [share for share in experiment.tuning.branches if round(share * pretraining.steps) < first]
+        # models[0] is an encoder here, so at least one phase comes before the first that trains a decoder
+        last_encoder_step = pretraining.phase_ends[have_decoder.index(True) - 1]
+        early = [
+            fraction
+            for fraction in experiment.tuning.branches
+            if branch_step(pretraining.steps, fraction) <= last_encoder_step
+        ]
         if early and finetunes(experiment):
             raise SettingError(
                 f"tuning.branches={experiment.tuning.branches} should not lie in phases that train an "
@@ -428,7 +447,7 @@ def check_heads(experiment: Experiment) -> None:
                 expected = " or ".join(map(repr, values))
                 raise SettingError(f"model.heads={heads} needs objective.{field}={expected}, not {found!r}")
     if objective.targets not in REPLACED and not experiment.start.model:
-        check_output(experiment, f"objective.targets={objective.targets!r}")
+        check_output_matrix(experiment, f"objective.targets={objective.targets!r}")
 
 
 def exported_model(experiment: Experiment) -> ModelConfig:
@@ -436,8 +455,11 @@ def exported_model(experiment: Experiment) -> ModelConfig:
     return replace(text_spec(experiment).model, lora=LoraConfig())
 
 
-def unexportable(experiment: Experiment, task: LabelledTask) -> str:
-    """Return why `lm convert export` cannot write the head for a task, and what it can; "" if it can."""
+def why_not_exportable(experiment: Experiment, task: LabelledTask) -> str:
+    """Return why `lm convert export` cannot write the head for a task; "" if it can.
+
+    If only the head cannot be written, the text says how to export the model without it.
+    """
     from lm.convert import config_json, head_class_name  # slow to import: a tenth of a second
 
     model = exported_model(experiment)
@@ -458,7 +480,7 @@ def exported_heads(experiment: Experiment) -> Iterator[str]:
 
     for name in experiment.tuning.heads if finetunes(experiment) else ():
         task = find_labelled(name)
-        if unexportable(experiment, task):
+        if why_not_exportable(experiment, task):
             continue
         found = head_class_name(exported_model(experiment), head_config(experiment, task))
         shown = "a folder of sentence-transformers" if found == SENTENCE_TRANSFORMER else found
@@ -469,7 +491,7 @@ def report_unexportable_heads(experiment: Experiment, say: Callable[[str], objec
     """Report the heads that `lm convert export` cannot write, in a line for each reason."""
     names_by_reason: dict[str, list[str]] = {}
     for name in experiment.tuning.heads:
-        if reason := unexportable(experiment, find_labelled(name)):
+        if reason := why_not_exportable(experiment, find_labelled(name)):
             names_by_reason.setdefault(reason, []).append(name)
     for reason, names in names_by_reason.items():
         say(
@@ -478,23 +500,25 @@ def report_unexportable_heads(experiment: Experiment, say: Callable[[str], objec
         )
 
 
-def check_output(experiment: Experiment, named: str) -> None:
-    """Raise SettingError if the model lacks the output matrix that ``named``, a setting, needs."""
+def check_output_matrix(experiment: Experiment, needed_by: str) -> None:
+    """Raise SettingError if the model has no output matrix.
+
+    needed_by: the setting that needs one, for the message.
+    """
     if experiment.model.output.logits == "none":
         raise SettingError(
-            f"model.output.logits='none': this model has no output matrix, which {named} needs"
+            f"model.output.logits='none': this model has no output matrix, which {needed_by} needs"
         )
 
 
 def check_mixing(experiment: Experiment) -> None:
     """Raise SettingError if mixing or the ensemble leaves a stage or a member with nothing to train on."""
     mixing, tuning, members = experiment.mixing.pretraining, experiment.tuning, experiment.ensemble.members
-    others = mixing == "corpus+other-tasks"
-    if mixing != "corpus" and len(tuning.mixtures) < 1 + others:
-        raise SettingError(
-            f"mixing.pretraining={mixing!r} needs {1 + others}+ tuning.mixtures={tuning.mixtures}"
-        )
-    if mixing != "corpus" and not experiment.finetuning.steps and (others or members > 1):
+    leaves_one_out = mixing == "corpus+other-tasks"  # a pre-training for each task, on all others
+    needed = 2 if leaves_one_out else 1
+    if mixing != "corpus" and len(tuning.mixtures) < needed:
+        raise SettingError(f"mixing.pretraining={mixing!r} needs {needed}+ tuning.mixtures={tuning.mixtures}")
+    if mixing != "corpus" and not experiment.finetuning.steps and (leaves_one_out or members > 1):
         raise SettingError(
             f"mixing.pretraining={mixing!r}, ensemble.members={members} need finetuning.steps above 0"
         )
@@ -531,35 +555,40 @@ def check_tbptt(experiment: Experiment) -> None:
     for name, (value, permitted) in required.items():
         if value not in permitted:
             should = f"should be {' or '.join(map(repr, permitted))}"
-            last = f"pretraining.steps_per_row={training.steps_per_row}"
-            raise SettingError(f"{name}={value!r} {should} with {last}, for which a state is carried")
+            reason = f"pretraining.steps_per_row={training.steps_per_row}, for which a state is carried"
+            raise SettingError(f"{name}={value!r} {should} with {reason}")
 
 
-def check_counts(experiment: Experiment) -> None:
-    """Raise SettingError for a count-based model with settings that it does not support.
+def check_held_out_documents(experiment: Experiment) -> None:
+    """Raise SettingError if ``data.held_out_documents`` are to be scored by a model that gives no likelihood.
 
-    Also raise it if held-out documents are to be scored by a model that is no causal language model, or that
-    is trained without EOS.
+    A causal language model gives the likelihood of a text, and a masked-diffusion encoder a bound on it. Both
+    should be trained with EOS.
     """
-    counts, tuning, architecture = experiment.counts.model, experiment.tuning, experiment.model.architecture
-    objective = experiment.objective
+    count, objective = experiment.data.held_out_documents, experiment.objective
+    if not count:
+        return
+    architecture = experiment.model.architecture
     gives_likelihood = architecture == "decoder" and not objective.has_inputs
     gives_bound = architecture == "encoder" and objective.corruption.bounds_likelihood
-    if experiment.data.held_out_documents and not (gives_likelihood or gives_bound):
+    if not (gives_likelihood or gives_bound):
         message = (
-            f"data.held_out_documents={experiment.data.held_out_documents} needs model.architecture="
-            f"'decoder', not {architecture!r}, and an objective without inputs, such as causal-lm; or an "
-            "encoder and masked-diffusion"
+            f"data.held_out_documents={count} needs model.architecture='decoder', not {architecture!r}, and "
+            "an objective without inputs, such as causal-lm; or an encoder and masked-diffusion"
         )
         if start := experiment.start.model:
             message += f"; the model is that of {start}: choose another row, or another start"
         raise SettingError(message)
-    if experiment.data.held_out_documents and not objective.writes_eos:
+    if not objective.writes_eos:
         raise SettingError(
             "objective.eos='none' should be 'each-example' or 'between-documents' with "
-            f"data.held_out_documents={experiment.data.held_out_documents}: EOS begins and ends each "
-            "of these documents"
+            f"data.held_out_documents={count}: EOS begins and ends each of these documents"
         )
+
+
+def check_counts(experiment: Experiment) -> None:
+    """Raise SettingError for a count-based model with settings that it does not support."""
+    counts, tuning = experiment.counts.model, experiment.tuning
     if counts == "none":
         return
     if (members := experiment.ensemble.members) > 1 or experiment.mixing.pretraining != "corpus":
@@ -575,7 +604,7 @@ def check_counts(experiment: Experiment) -> None:
         )
 
 
-def declared_tasks(experiment: Experiment) -> list[Task | LabelledTask]:
+def tasks_from_files(experiment: Experiment) -> list[Task | LabelledTask]:
     """Return the tasks from files that a run trains on; raise SettingError if one lacks a split."""
     tuning = experiment.tuning
     if not finetunes(experiment) and experiment.mixing.pretraining == "corpus":
@@ -598,8 +627,9 @@ def check_branches(stages: Sequence[Stage]) -> None:
     """
     for stage in stages:
         branches, parent = stage.settings.tuning.branches, stage.parent
-        last = stage.settings.pretraining.steps
-        steps = tuple(branch_step(last, fraction) for fraction in branches if stage.branch_steps)
+        steps: tuple[int, ...] = ()
+        if stage.branch_steps:
+            steps = tuple(branch_step(stage.settings.pretraining.steps, fraction) for fraction in branches)
         if len(set(steps)) < len(steps):
             raise SettingError(
                 f"tuning.branches={branches} are {steps} of pretraining.steps="
@@ -632,7 +662,12 @@ def check_start_parameters(experiment: Experiment, cache: Path) -> None:
             "(model.output.logits='none'), by which an encoder predicts hidden tokens; tune it as it is"
         )
     path = manifest.steps(checkpoint.folder / "checkpoints").get(0)
-    names = manifest.read_manifest(path, 0)["arrays"] if path else ()
+    try:
+        names = manifest.read_manifest(path, 0)["arrays"] if path else ()
+    except manifest.Damage as error:
+        raise SettingError(
+            f"{path}: {error}; delete {checkpoint.folder.parent} and import it again with --start"
+        ) from error
     for head, module in MODULE_OF_HEAD.items():
         if head in model.heads and not any(name.startswith(f"params.{module}.") for name in names):
             raise SettingError(

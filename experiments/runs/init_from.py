@@ -7,6 +7,7 @@ Modules with jax are imported where they are needed: most commands need no check
 
 import hashlib
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -24,8 +25,8 @@ from experiments.runs.paths import (
     pretrained_of_run,
     save_settings,
 )
-from experiments.runs.start_origin import HUB_NAME, TRAINING, copy_origin, hub_name
-from experiments.runs.vocabulary import FOLDER, UNKNOWN, store_vocabulary, stored_vocabulary
+from experiments.runs.start_origin import HUB_NAME_FILE, TRAINING_FILE, copy_origin, hub_name
+from experiments.runs.vocabulary import NO_FINGERPRINT, TOKENIZER_FOLDER, store_vocabulary, stored_vocabulary
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment, StartConfig
 from experiments.study.names import STARTS_FOLDER
@@ -43,7 +44,7 @@ from lm.tokenizers.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from experiments.runs.kinds.network import NetworkStage
 
-START, TEACHER = "--start", "--distillation.teacher"  # options that name a model
+START_OPTION, TEACHER_OPTION = "--start", "--distillation.teacher"  # options that name a model
 HUB = "hf:"  # before the name of a checkpoint of the Hugging Face hub
 HUB_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES)
 DIGITS = 16  # of a digest in the name of a start
@@ -52,18 +53,19 @@ HUB_CACHE = "models--"  # how the hub's cache calls the folder of a model: model
 
 
 def overrides_of_start(where: str, runs: Path, settings: Mapping[str, Any] = NO_SETTINGS) -> Overrides:
-    """Import the checkpoint ``where`` as a run below ``runs``; return settings of rows that start from it.
+    """Import the checkpoint ``where`` as a run below ``runs``; return the overrides that start from it.
 
-    They are the checkpoint's shape, vocabulary and special ids, without pre-training; {} for "". ``where``: a
-    folder with config.json and safetensors, a run, RUN:STAGE, or hf:NAME. SettingError for anything else, and
-    for a checkpoint whose files do not fit each other. If ``settings`` name another architecture than the
-    checkpoint's, its weights are converted to that one (``lm.nn.adapt``), and the origin of each part of the
-    model is printed on the standard error. If they name fewer layers, a line says which of the checkpoint's
-    layers are used.
+    These settings are the checkpoint's shape, vocabulary and special ids, with no steps of pre-training.
+
+    where: a folder with config.json and safetensors, a run, RUN:STAGE, or hf:NAME. Nothing else is accepted,
+    nor a checkpoint whose files do not fit each other (SettingError). If it is empty, {} is returned.
+    settings: if they name another architecture than the checkpoint's, its weights are converted to that one
+    (``lm.nn.adapt``), and the origin of each part of the model is printed on the standard error. If they name
+    fewer layers, a line says which of the checkpoint's layers are used.
     """
     if not where:
         return {}
-    run = _get_or_import(where, runs, START)
+    run = _get_or_import(where, runs, START_OPTION)
     run = _with_fewer_layers(where, run, settings)
     requested = {
         path: settings[f"model.{path}"] for path in CONVERTIBLE_MODEL_SETTINGS if f"model.{path}" in settings
@@ -83,7 +85,7 @@ def teacher_name(where: str, runs: Path) -> str:
     kept = runs / STARTS_FOLDER / Path(where).name
     if kept.is_dir() and (where == kept.name or Path(where).resolve() == kept.resolve()):
         return kept.name
-    return _get_or_import(where, runs, TEACHER).name
+    return _get_or_import(where, runs, TEACHER_OPTION).name
 
 
 def _get_or_import(where: str, runs: Path, option: str) -> Path:
@@ -94,7 +96,7 @@ def _get_or_import(where: str, runs: Path, option: str) -> Path:
     folder, stage = _resolve_source(where, option)
     digest_of_file = _digests_of_run(folder, stage, option) if stage else digests(folder)
     has_tokenizer = stage is not None or any(name in digest_of_file for name in TOKENIZER_FILES)
-    if not has_tokenizer or UNKNOWN in digest_of_file.values():
+    if not has_tokenizer or NO_FINGERPRINT in digest_of_file.values():
         raise SettingError(
             f"{option} {where}: it has no tokenizer: put one of {', '.join(TOKENIZER_FILES)} beside it"
         )
@@ -112,11 +114,11 @@ def _get_or_import(where: str, runs: Path, option: str) -> Path:
                 _copy_stage(stage, run, digest_of_file, runs / "cache")
         name = _name_on_hub(where, folder)
         if name and not hub_name(run):
-            write(run / HUB_NAME, f"{name}\n")
-        if stage is not None and not (run / TRAINING).exists():
+            write(run / HUB_NAME_FILE, f"{name}\n")
+        if stage is not None and not (run / TRAINING_FILE).exists():
             from experiments.runs.model_card import training_lines
 
-            write(run / TRAINING, "".join(f"{line}\n" for line in training_lines(folder, stage)))
+            write(run / TRAINING_FILE, "".join(f"{line}\n" for line in training_lines(folder, stage)))
     return run
 
 
@@ -195,9 +197,12 @@ def _get_or_adapt(where: str, run: Path, requested: Mapping[str, Any], starts: P
         raise SettingError(f"--start {where}: {error}") from error
     text = json.dumps([run.name, sorted(requested.items())])
     digest = hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
-    adapted = starts / f"{run.name.rpartition('-')[0]}-as-{model.architecture}-{digest}"
-    if adapted.exists():
-        return adapted
+    kind, *layers = re.split(rf"-[0-9a-f]{{{DIGITS}}}", run.name, maxsplit=1)
+    suffix = f"-as-{model.architecture}-{digest}"
+    adapted = starts / f"{kind}{''.join(layers)}{suffix}"
+    # The digest decides, since starts with fewer layers were named otherwise in earlier versions.
+    if made := next(starts.glob(f"*{suffix}"), None):
+        return made
     (stage, *_) = networks(stages_of(run))
     body = stage.restore_transformer(sharding.make_mesh(experiment.mesh))
     params = adapt.adapt(config, sharding.named(body), model, jax.random.key(0))
@@ -250,11 +255,11 @@ def _resolve_source(where: str, option: str) -> "tuple[Path, NetworkStage | None
 
         if load_settings(folder).counts.model != "none":
             raise SettingError(f"{option} {where}: its model is made of counts, and training needs a network")
-        models = {stage.name: stage for stage in networks(stages_of(folder)) if stage.has_model}
+        models = {stage.name: stage for stage in networks(stages_of(folder)) if stage.has_text_model}
         if not models or name not in ("", *models):
             raise SettingError(f"{option} {where}: {folder} has no stage {name!r}{nearest(name, models)}")
         stage = models[name or pretrained_of_run(models)]
-        which = describe_model(folder, stage.name, models, "RUN:STAGE", stage.unfinished)
+        which = describe_model(folder, stage.name, models, "RUN:STAGE", stage.progress_if_unfinished)
         print(f"{option} {where}: {which}", file=sys.stderr)
         return folder, stage
     if (folder / CONFIG).exists() and not name:
@@ -267,7 +272,10 @@ def _resolve_source(where: str, option: str) -> "tuple[Path, NetworkStage | None
 
 
 def import_hub(what: str) -> ModuleType:
-    """Return the package huggingface_hub; SettingError, naming ``what`` needs it, if it is not installed."""
+    """Return the package huggingface_hub. Raise SettingError if it is not installed.
+
+    what: what needs the package, for the message.
+    """
     try:
         import huggingface_hub
     except ImportError as error:
@@ -314,7 +322,10 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def _digests_of_run(folder: Path, stage: "NetworkStage", option: str) -> dict[str, str]:
-    """Return ``{what: digest}`` of a stage's best checkpoint and its vocabulary."""
+    """Return the digests of a stage's best checkpoint and of its vocabulary.
+
+    They are {"checkpoint": DIGEST, "vocabulary": DIGEST}.
+    """
     from lm.train.runtime import manifest
 
     saved = {step: each for step, each in manifest.manifests(stage.folder / "checkpoints").items() if each}
@@ -330,9 +341,9 @@ def _digests_of_run(folder: Path, stage: "NetworkStage", option: str) -> dict[st
 
 
 def import_published(folder: Path, run: Path, cache: Path | None = None) -> Experiment:
-    """Make ``run`` of a folder with config.json and safetensors, and return its settings.
+    """Create ``run`` from a folder with config.json and safetensors, and return the run's settings.
 
-    SettingError for a checkpoint that cannot be used.
+    Raise SettingError for a checkpoint that cannot be used.
     """
     from lm import convert, sharding
 
@@ -372,7 +383,7 @@ def _copy_stage(stage: "NetworkStage", run: Path, digest_of_file: Mapping[str, s
     model = stage.step_spec().model
     vocabulary = stored_vocabulary(stage.folder, settings)
     kept = {name: getattr(settings.data, name) for name in ("vocabulary_size", "unknown", "sentinels")}
-    source = "bytes" if settings.data.vocabulary == "bytes" else FOLDER
+    source = "bytes" if settings.data.vocabulary == "bytes" else TOKENIZER_FOLDER
     experiment = experiment_for_model(model)
     experiment = replace(experiment, data=replace(experiment.data, vocabulary=source, **kept))
     params = state.eval_params
@@ -409,11 +420,11 @@ def save_run(
         "code": provenance.code(),
         "packages": packages(),
         "data": dict(data),
-        "vocabulary": {"fingerprint": vocabulary.fingerprint if vocabulary else UNKNOWN},
+        "vocabulary": {"fingerprint": vocabulary.fingerprint if vocabulary else NO_FINGERPRINT},
     }
     with atomic_folder(run) as draft:
         stage = draft / PRETRAINING
-        (stage / FOLDER).mkdir(parents=True)
+        (stage / TOKENIZER_FOLDER).mkdir(parents=True)
         if vocabulary:
             store_vocabulary(stage, vocabulary)
         with Checkpoints(str(stage / "checkpoints"), CheckpointConfig()) as checkpoints:
@@ -439,5 +450,5 @@ def _check_links(folder: Path) -> None:
 
 def experiment_for_model(config: ModelConfig) -> Experiment:
     """Return the settings of a run that holds a model trained elsewhere, with its tokenizer."""
-    new = {"data.vocabulary": FOLDER, "data.corpus": "documentation", "tuning.mixtures": ()}
+    new = {"data.vocabulary": TOKENIZER_FOLDER, "data.corpus": "documentation", "tuning.mixtures": ()}
     return replace(changes(Experiment(), new), model=config)

@@ -205,7 +205,7 @@ def _stage_line(stage: NetworkStage) -> str:
         return "A published checkpoint, as it was imported"
     training = stage.training
     length = settings.tuning.inputs_length if stage.task_names else settings.data.inputs_length
-    steps = stage.unfinished.removeprefix("step ") or f"{stage.num_steps:,}"
+    steps = stage.progress_if_unfinished.removeprefix("step ") or f"{stage.num_steps:,}"
     how = (
         f"{steps} steps of {training.batch_size} rows of up to {length} tokens, "
         f"{training.optimizer.name}, learning rate {training.optimizer.learning_rate:g}, seed {settings.seed}"

@@ -14,7 +14,12 @@ from experiments.runs.kinds.stage import SPLITS, Stage
 from experiments.runs.paths import start_folder
 from experiments.runs.sources import Sources
 from experiments.runs.stages import external_checkpoint, stages
-from experiments.runs.vocabulary import FOLDER, find_vocabulary, stored_vocabulary, unwritable_answers
+from experiments.runs.vocabulary import (
+    TOKENIZER_FOLDER,
+    find_vocabulary,
+    stored_vocabulary,
+    unwritable_answers,
+)
 from experiments.study.experiment import Experiment
 from lm.c4.filters import FILTERS
 from lm.config.base import SettingError
@@ -81,7 +86,7 @@ def check_teacher_vocabulary(experiment: Experiment, vocabulary: Tokenizer, cach
     teacher = teacher_checkpoint(start_folder(name, cache))
     fingerprint = provenance.read(teacher.folder)["vocabulary"]["fingerprint"]
     if fingerprint != vocabulary.fingerprint:
-        expected = f"the vocabulary {fingerprint[:12]} in {teacher.folder / FOLDER}"
+        expected = f"the vocabulary {fingerprint[:12]} in {teacher.folder / TOKENIZER_FOLDER}"
         found = f"data.vocabulary={experiment.data.vocabulary!r} is {vocabulary.fingerprint[:12]}"
         raise SettingError(
             f"distillation.teacher={name!r} has {expected}, and {found}: they should be equal; start from "

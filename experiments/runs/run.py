@@ -1,11 +1,11 @@
 """A run: an experiment in a folder, checked, trained stage by stage, and scored.
 
-In the folder of a run, ``settings.json`` holds the experiment, and ``paths.json`` the path of the cache and
-the name of the scale's folder. Each stage has a folder with checkpoints, ``metrics.jsonl``, ``run.json``,
-``origin.json``, its vocabulary and its predictions. In the run's folder it is ``finetuning/NAME`` or, for
-models made of counts, ``counts`` and ``counts/NAME``. Stages that several runs may share are in
-``pretraining/HASH`` of the folder in which all runs of the same scale (``--scale``) lie. ``scores.json`` is
-written last and names the folders of all stages.
+The folder of a run has ``settings.json``, which is the experiment, and ``paths.json``, which says where the
+cache lies and which scale (``--scale``) the run belongs to. Each stage has a folder of its own with
+checkpoints, ``metrics.jsonl``, ``run.json``, ``origin.json``, the vocabulary and predictions. Stages that
+only this run uses are in its folder: ``finetuning/NAME`` or, for models made of counts, ``counts`` and
+``counts/NAME``. Stages that several runs may share are in ``pretraining/HASH`` in the folder of the scale,
+which holds all runs of that scale. ``scores.json`` is written last and names the folders of all stages.
 
 The settings ``start.*`` say what comes before an experiment's own pre-training. ``start.model`` names an
 external checkpoint to start from. ``start.steps`` asks instead for the *start pre-training*: a short
@@ -102,7 +102,7 @@ class Run:
         ``begin`` is called after all checks, once the run's folder exists and before training.
 
         Raise SettingError, before anything compiles, as ``check`` does. Raise RunDeleted if the run's folder
-        is deleted or moved meanwhile.
+        is deleted or moved while it is trained or scored.
         """
         inputs = self.check(reporter.say, allow)
         if jax.process_index() == 0:  # from now on the folder belongs to this run
@@ -110,21 +110,21 @@ class Run:
         begin()
         scores: TaskScores = {}
         branches: dict[str, dict[str, Any]] = {}  # task -> step of pre-training -> score
-        for _, group in groupby(self.stages, lambda stage: stage.name_without_member):
-            ensemble_members = list(group)  # one stage unless the run is an ensemble
-            with unless_deleted(self.folder):
+        with report_deleted_run(self.folder):
+            for _, group in groupby(self.stages, lambda stage: stage.name_without_member):
+                ensemble_members = list(group)  # one stage unless the run is an ensemble
                 for stage in ensemble_members:
                     self._train_stage(stage, inputs, reporter, allow, tools)
-            group_scores = self._scores(ensemble_members, inputs, reporter)
-            if ensemble_members[0].is_compared:  # earlier branches are recorded under "branches" alone
-                scores |= group_scores
-            scores_by_step = self._branch_scores(ensemble_members[0], group_scores, inputs)
-            for step, scores_at_step in scores_by_step.items():
-                for task, score in scores_at_step.items():
-                    branches.setdefault(task, {})[str(step)] = score
-        values = {"tasks": scores, "branches": branches} | self._costs(inputs)
-        if jax.process_index() == 0:
-            write_scores(self.folder, scale_folder(self.folder, self.cache), self.stages, values)
+                group_scores = self._scores(ensemble_members, inputs, reporter)
+                if ensemble_members[0].is_compared:  # earlier branches are recorded under "branches" alone
+                    scores |= group_scores
+                scores_by_step = self._branch_scores(ensemble_members[0], group_scores, inputs)
+                for step, scores_at_step in scores_by_step.items():
+                    for task, score in scores_at_step.items():
+                        branches.setdefault(task, {})[str(step)] = score
+            values = {"tasks": scores, "branches": branches} | self._costs(inputs)
+            if jax.process_index() == 0:
+                write_scores(self.folder, scale_folder(self.folder, self.cache), self.stages, values)
 
     def _prepare(self, sources: Sources, say: Callable[[str], object]) -> Inputs:
         """Prepare data under a lock, so that runs on one machine do it once."""
@@ -148,9 +148,18 @@ class Run:
                 return
             reporter.start(stage.title, stage.startup_status)
             settings = asdict(stage.settings) | {"corrupt_records_left_out": dict(inputs.left_out)}
-            title = self.log_title if stage.is_shared else ""
-            named = stage.title, stage.first_step, steps
-            with StageLog(stage.folder, settings, reporter, title, tools.wandb, *named) as log:
+            tensorboard_title = self.log_title if stage.is_shared else ""  # else the folder's name is shown
+            stage_log = StageLog(
+                stage.folder,
+                settings,
+                reporter,
+                title=tensorboard_title,
+                project=tools.wandb,
+                phase=stage.title,
+                first_step=stage.first_step,
+                last_step=steps,
+            )
+            with stage_log as log:
                 try:
                     stage.train(inputs, self.mesh, log, reporter, tools.profile_steps)
                 except Interrupted as stopped:
@@ -161,7 +170,7 @@ class Run:
     def log_title(self) -> str:
         """Return the run's name, such as "t5.1-baseline.baseline.seed-0".
 
-        TensorBoard calls a shared stage by it, too, since the stage's own folder is named by a hash.
+        TensorBoard shows a shared stage under this name, since the stage's own folder is named by a hash.
         """
         scale = scale_folder(self.folder, self.cache)
         name = os.path.relpath(self.folder.resolve(), scale).replace("/", ".")
@@ -178,11 +187,14 @@ class Run:
         return ensemble_scores(cast(Sequence[NetworkStage], ensemble_members), inputs, self.mesh)
 
     def _branch_scores(self, stage: Stage, scores: TaskScores, inputs: Inputs) -> dict[int, TaskScores]:
-        """Return {step of pre-training: scores} of a stage's branches; {} for a run with one branch.
+        """Return {step of pre-training: scores by task} of a stage; {} for a run with one branch.
 
-        Fine-tuning has one, the step that it started from. Pre-training that is scored on tasks without
-        fine-tuning has them all, and its checkpoints at the earlier ones are scored here.
-        scores: those of ``stage`` after its last step.
+        A fine-tuning contributes its own scores, under the step of pre-training that it started from. A
+        pre-training that is itself scored on tasks contributes the scores of its checkpoint at each earlier
+        branch, and ``scores`` at its last step.
+
+        scores: those that ``_scores`` returned for the stage. They are of its best checkpoints, which need
+        not be its last.
         """
         if not scores or len(self.experiment.tuning.branches) == 1:
             return {}
@@ -218,12 +230,15 @@ class Run:
 
 
 class RunDeleted(RuntimeError):
-    """The folder of a run was deleted or moved while the run trained."""
+    """The folder of a run was deleted or moved while the run was trained or scored."""
 
 
 @contextmanager
-def unless_deleted(folder: Path) -> Iterator[None]:
-    """Raise RunDeleted in place of an error, other than a SettingError, if the run's folder is gone."""
+def report_deleted_run(folder: Path) -> Iterator[None]:
+    """Turn an exception of the body into RunDeleted if the run's folder is gone.
+
+    A SettingError is raised unchanged.
+    """
     try:
         yield
     except SettingError:

@@ -1,8 +1,9 @@
 """Lists the stages of training that a run consists of: its pre-trainings, then its fine-tunings.
 
-Everything that trains, scores, plans or shows runs iterates over these stages. The run of a count-based model
-(an n-gram model or HMM taggers) has one stage per model instead. Runs share a pre-training if all settings
-that it depends on are equal, whatever they fine-tune on: a hash of those settings names its folder.
+All code that trains, scores, plans or shows a run iterates over its stages. A run of a count-based model has
+one stage per model (one n-gram model, or an HMM tagger per task) and no pre-training. Runs share a
+pre-training if all settings that it depends on are equal, whatever they fine-tune on: a hash of those
+settings names its folder.
 
 Two settings are called heads. ``model.heads`` are output heads of pre-training, such as next-sentence.
 ``tuning.heads`` are labelled tasks, for each of which fine-tuning adds a new head.
@@ -66,11 +67,12 @@ def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None
     5. Fine-tuning: for each downstream task (a mixture, or a task with a head), and for each fraction of
        pre-training in ``tuning.branches`` (1.0 first).
 
-    Stages that the experiment does not ask for are left out. Each of these is listed for all members of an
-    ensemble before the next begins, so that ``Run.train`` finds those that predict together side by side.
+    Stages that the experiment does not ask for are left out. Within an item of this list, all members of an
+    ensemble are listed before the next item begins. The members of one fine-tuning (one task, one fraction)
+    are adjacent, since ``Run.train`` groups adjacent stages, whose models predict together.
 
-    cache: the folders of stages that runs share lie beside it. None: their paths are relative, for callers
-    that use only names and settings of the stages.
+    cache: the folder beside which the stages lie that runs share. None: their paths are relative, for callers
+    that use only the names and settings of the stages.
     """
     if experiment.counts.model != "none":
         return _count_stages(experiment, run)
@@ -97,12 +99,15 @@ def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None
             kind = HeadFinetuning if task in tasks_with_heads else TextFinetuning
             name = branch_name(task_name(task), fraction)
             parent = parents[member, task]
-            parent_step = _last_step(parent)  # of skip-gram or an external checkpoint, without pre-training
-            if pretrains:
+            if not pretrains:  # the parent is an external checkpoint, skip-gram or None
+                parent_step = _last_step(parent)
+            else:
                 parent_step = branch_step(experiment.pretraining.steps, fraction)
                 parent = _phase_at(parent, parent_step)
             folder = run / "finetuning" / member_name(name, member)
-            finetunings.append(kind(name, member, (task,), settings, folder, parent, parent_step))
+            finetunings.append(
+                kind(name, member, (task,), settings, folder, parent=parent, parent_step=parent_step)
+            )
     pretrained: list[Stage] = [stage for stage in parents.values() if stage is not None]
     # Most tasks start from the same pre-training, which is listed once.
     unique = dict.fromkeys((*_ancestors(pretrained), *pretrained))
@@ -112,12 +117,13 @@ def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None
 def external_checkpoint(experiment: Experiment, cache: Path) -> ExternalCheckpoint | None:
     """Return the checkpoint that ``start.model`` names; None if it names none.
 
-    The experiment has its architecture and vocabulary, even if its parameters are not used
-    (``start.weights``).
+    The settings of the returned stage are ``experiment``, which has the checkpoint's architecture and
+    vocabulary, even if its parameters are not used (``start.weights``).
     """
     if not (name := experiment.start.model):
         return None
-    return ExternalCheckpoint(name, None, (), experiment, start_folder(name, cache) / PRETRAINING)
+    folder = start_folder(name, cache) / PRETRAINING
+    return ExternalCheckpoint(name, member=None, task_names=(), settings=experiment, folder=folder)
 
 
 def _ancestors(stages: Sequence[Stage]) -> list[Stage]:
@@ -143,7 +149,10 @@ def _count_stages(experiment: Experiment, run: Path) -> tuple[Stage, ...]:
     if experiment.counts.model == "tagger":
         models = [(name, (name,), run / COUNTS / name) for name in experiment.tuning.heads]
     kind = COUNT_STAGES[experiment.counts.model]
-    return tuple(kind(name, None, task_names, experiment, folder) for name, task_names, folder in models)
+    return tuple(
+        kind(name, member=None, task_names=task_names, settings=experiment, folder=folder)
+        for name, task_names, folder in models
+    )
 
 
 def _ensemble_members(experiment: Experiment) -> list[tuple[int | None, Experiment]]:
@@ -205,7 +214,7 @@ class SharedStages:
         with the same model, data and seed share it. Its attention mask and optimiser are the first phase's.
         """
         settings = phase_settings(settings, 0)
-        first = replace(
+        start_settings = replace(
             settings,
             objective=settings.start.objective,
             pretraining=replace(
@@ -220,7 +229,8 @@ class SharedStages:
             start=BASELINE.start,
             distillation=BASELINE.distillation,
         )
-        return self._pretraining(member, first, "", self.initial_parent(member, first), START)
+        parent = self.initial_parent(member, start_settings)
+        return self._pretraining(member, start_settings, "", parent, START)
 
     def initial_parent(self, member: int | None, settings: Experiment) -> NetworkStage | None:
         """Return the stage from which the first network starts: an external checkpoint or skip-gram.
@@ -243,7 +253,7 @@ class SharedStages:
         data = replace(hashed_settings.data, **loader_settings)
         stage_settings = replace(hashed_settings, data=data, mesh=settings.mesh, guard=settings.guard)
         folder = self.shared_folder(hashed_settings, settings)
-        return SkipGram(VECTORS, member, (), stage_settings, folder)
+        return SkipGram(VECTORS, member, task_names=(), settings=stage_settings, folder=folder)
 
     def _pretraining(
         self, member: int | None, settings: Experiment, task: str, parent: NetworkStage | None, name: str
@@ -268,17 +278,24 @@ class SharedStages:
         teacher = settings.distillation.teacher
         teacher_folder = start_folder(teacher, self.cache) if teacher else None
         return Pretraining(
-            name, member, task_names, stage_settings, folder, parent, _last_step(parent), teacher_folder
+            name,
+            member,
+            task_names,
+            stage_settings,
+            folder,
+            parent=parent,
+            parent_step=_last_step(parent),
+            teacher=teacher_folder,
         )
 
     def shared_folder(self, hashed_settings: Experiment, settings: Experiment) -> Path:
         """Return the folder of a stage that runs may share.
 
         Its name is a hash of all settings on which the results of the stage (parameters, losses, scores)
-        depend. A run that was imported as a checkpoint keeps its parameters in its own folder
+        depend. A run that was made by importing a checkpoint keeps its parameters in its own folder
         ``pretraining``, which is returned then.
 
-        hashed_settings: the settings of the stage, all others of which are reset to the baseline's.
+        hashed_settings: the settings on which the results depend; all other settings are the baseline's.
         settings: those of the whole run, whose tasks enter the hash if the vocabulary is trained on their
         texts too (``data.vocabulary_texts``).
         """

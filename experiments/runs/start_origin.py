@@ -4,13 +4,14 @@ from pathlib import Path
 
 from lm.files import write
 
-HUB_NAME = "hub.txt"  # in the folder of a start: its name on the hub, if it is known
-TRAINING = "training.txt"  # in the folder of a start made from a run: how that was trained, a line a stage
+HUB_NAME_FILE = "hub.txt"  # in the folder of a start: its name on the hub, if it is known
+# in the folder of a start that was made from a run: how that run was trained, with a line for each stage
+TRAINING_FILE = "training.txt"
 
 
 def hub_name(start: Path) -> str | None:
     """Return what the hub calls the checkpoint of a start; None if it did not come from there."""
-    path = start / HUB_NAME
+    path = start / HUB_NAME_FILE
     if not path.exists():
         return None
     return path.read_text("utf-8").strip() or None
@@ -18,12 +19,12 @@ def hub_name(start: Path) -> str | None:
 
 def training_of_start(start: Path) -> list[str]:
     """Return a line for each stage by which the run was trained that a start is a copy of; [] if unknown."""
-    path = start / TRAINING
+    path = start / TRAINING_FILE
     return path.read_text("utf-8").splitlines() if path.exists() else []
 
 
 def copy_origin(start: Path, made: Path) -> None:
     """Copy what is known of the origin of a start to another one that was made of its weights."""
-    for name in (HUB_NAME, TRAINING):
+    for name in (HUB_NAME_FILE, TRAINING_FILE):
         if (start / name).exists():
             write(made / name, (start / name).read_text("utf-8"))

@@ -155,11 +155,11 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "", option: str 
     ``stages``: those of the run that will do. ``option``: as for ``describe_model``.
     """
     cache_compiled(find_cache(folder))
-    models = {stage.name: stage for stage in networks(stages) if stage.has_model}
+    models = {stage.name: stage for stage in networks(stages) if stage.has_text_model}
     stage = chosen(folder, models, name)
     mesh = sharding.make_mesh(stage.settings.mesh)
     model, put = stage.restore_transformer(mesh), stage.transformer_steps(mesh).shard_batch
-    which = describe_model(folder, stage.name, models, option, stage.unfinished)
+    which = describe_model(folder, stage.name, models, option, stage.progress_if_unfinished)
     return Trained(stage, stored_vocabulary(stage.folder, stage.settings), model, put, mesh.size, which)
 
 
@@ -234,10 +234,10 @@ def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) ->
 
     By default it is skip-gram's, or ``model_of_run``'s where there is none.
     """
-    default = next((each for each, stage in stages.items() if not stage.has_model), "")
+    default = next((each for each, stage in stages.items() if not stage.has_text_model), "")
     stage = chosen(folder, stages, name or default)
     params = stage.restore_state(sharding.make_mesh(stage.settings.mesh)).params
-    which = describe_model(folder, stage.name, stages, "--stage", stage.unfinished)
+    which = describe_model(folder, stage.name, stages, "--stage", stage.progress_if_unfinished)
     table = token_embeddings(params, which)
     pieces = stored_vocabulary(stage.folder, stage.settings).vocab
     rows = table[list(pieces.values())]
@@ -274,7 +274,7 @@ def answering(folder: Path) -> list[NetworkStage]:
     stages = networks(stages_of(folder))  # first: counts are refused before an architecture that they lack
     if not load_settings(folder).model.has_decoder:
         raise SettingError("model.architecture='encoder' writes no text; `lm generate` fills its [MASK]s")
-    return [stage for stage in stages if stage.has_model and not stage.has_head]
+    return [stage for stage in stages if stage.has_text_model and not stage.has_head]
 
 
 def masked(folder: Path, gaps: str = MASK) -> list[NetworkStage]:

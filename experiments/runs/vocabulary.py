@@ -20,8 +20,8 @@ from lm.tokenizers.sentencepiece import REQUIRED_CHARACTERS, train_sentencepiece
 from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS, UNK, Tokenizer
 from lm.tokenizers.wordpiece import train_wordpiece
 
-FOLDER = "tokenizer"  # in the folder of a stage
-UNKNOWN = ""  # the fingerprint in the record of a model that was imported without its tokenizer
+TOKENIZER_FOLDER = "tokenizer"  # in the folder of a stage
+NO_FINGERPRINT = ""  # the fingerprint in the record of a model that was imported without its tokenizer
 SAMPLED_ANSWERS = 200  # of a task, to see what the vocabulary lacks
 
 TaskRows = tuple[Task, TfdsRows | TableRows]
@@ -84,7 +84,7 @@ def unwritable_answers(task: Task, rows: TfdsRows | TableRows, vocabulary: Token
 
 def store_vocabulary(stage: Path, vocabulary: Tokenizer) -> None:
     """Copy ``vocabulary`` into the folder of a stage, replacing another; equal files are not written."""
-    folder, files = stage / FOLDER, vocabulary.files()
+    folder, files = stage / TOKENIZER_FOLDER, vocabulary.files()
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name not in files:
             path.unlink()
@@ -97,9 +97,9 @@ def store_vocabulary(stage: Path, vocabulary: Tokenizer) -> None:
 def stored_vocabulary(stage: Path, experiment: Experiment) -> Tokenizer:
     """Return the vocabulary that a stage was trained with; SettingError if it is gone or another."""
     recorded = provenance.read(stage)["vocabulary"]["fingerprint"]
-    folder = stage / FOLDER
+    folder = stage / TOKENIZER_FOLDER
     vocabulary = read_vocabulary(folder, experiment)
-    if recorded not in (UNKNOWN, vocabulary.fingerprint):
+    if recorded not in (NO_FINGERPRINT, vocabulary.fingerprint):
         raise SettingError(
             f"{folder} is not the vocabulary that this model was trained with: its fingerprint is "
             f"{vocabulary.fingerprint[:12]}, {stage / provenance.FILE} has {recorded[:12]}"

@@ -19,7 +19,7 @@ from tiny import TINY
 from experiments.evaluate.tasks import RowSelection, find_members, score_file, score_run
 from experiments.notebook import load_run
 from experiments.runs import prepare as data
-from experiments.runs.checks import declared_tasks
+from experiments.runs.checks import tasks_from_files
 from experiments.runs.paths import save_settings
 from experiments.runs.sources import Sources
 from experiments.runs.stages import stages
@@ -78,7 +78,7 @@ def said_of(name, cache, **given):
     settings = SMALL | {"tuning.mixtures": (), "tuning.heads": ()} | given
     kind = "tuning.mixtures" if not given else "tuning.heads"
     experiment = changes(Experiment(), settings | {kind: (name,)})
-    check_task_files(declared_tasks(experiment), cache, ByteTokenizer(100), said.append)
+    check_task_files(tasks_from_files(experiment), cache, ByteTokenizer(100), said.append)
     return said
 
 

@@ -23,7 +23,7 @@ from experiments.notebook import load_run
 from experiments.runs.checks import report_truncated_examples
 from experiments.runs.inputs import Inputs
 from experiments.runs.kinds.answers import make_eval_task
-from experiments.runs.kinds.network import answers_path
+from experiments.runs.kinds.network import predictions_path
 from experiments.runs.stages import stages_of
 from lm import convert
 from lm.batch import Batch, Side
@@ -258,7 +258,7 @@ def test_a_score_on_validation_rows_says_how_many_were_answered(runs, monkeypatc
     stage = next(stage for stage in stages_of(folder) if stage.name == "cola")
     monkeypatch.setattr("experiments.runs.kinds.network.best_of", lambda task, folder, step: {"step": 3})
     assert stage.scores(None, None) == {"cola": {"step": 3}}, "the answers are gone"
-    answers = answers_path(stage.folder, LABELLED["cola"], 3)
+    answers = predictions_path(stage.folder, LABELLED["cola"], 3)
     answers.parent.mkdir(parents=True)
     answers.write_text('{"answer": "a\\u2028b"}\n' * 5)
     assert stage.scores(None, None) == {"cola": {"step": 3, "rows": 5}}

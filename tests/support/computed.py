@@ -19,7 +19,7 @@ from experiments.runs.inputs import held_out_text, sequential_corpus
 from experiments.runs.kinds.counts import Ngrams, Tagger
 from experiments.runs.kinds.finetuning import TextFinetuning
 from experiments.runs.kinds.head import HeadFinetuning
-from experiments.runs.kinds.pretraining import Pretraining, _held_out
+from experiments.runs.kinds.pretraining import Pretraining, held_out_batches_and_count
 from experiments.runs.kinds.vectors import SkipGram, documents_of
 from experiments.runs.run import Run
 from experiments.study.experiment import Experiment
@@ -146,7 +146,9 @@ def trained(stage, prepared, mesh):
         found[split] = digest([question(each) for each in asked])
     if stage.is_pretraining and not stage.is_start_pretraining:
         lengths = stage.settings.data.held_out_lengths
-        held_out = [_held_out(stage.settings, prepared, mesh, times, 1)[0] for times in lengths]
+        held_out = [
+            held_out_batches_and_count(stage.settings, prepared, mesh, times, 1)[0] for times in lengths
+        ]
         found["held out"] = digest([arrays(each(0, slice(0, 1)).features()) for each in held_out])
         if stage.settings.data.held_out_documents:
             found["documents"] = digest(held_out_text(stage.settings, prepared))

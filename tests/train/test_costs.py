@@ -135,7 +135,7 @@ def test_llama_7b_on_a_trillion_tokens():
 def test_electras_generator_counts_in_the_steps_that_train_it(capsys):
     experiment = build("clark/5-efficiency/electra", "nano")
     generator = generator_of(experiment.model, experiment.generator_share)
-    for stage in (each for each in stages(experiment) if each.has_model):
+    for stage in (each for each in stages(experiment) if each.has_text_model):
         lengths, size = stage.lengths, stage.training.batch_size
         alone = step_flops(stage.model_of_flops, size, lengths.inputs, lengths.inputs)
         more = step_flops(generator, size, lengths.inputs, lengths.inputs) if stage.is_pretraining else 0

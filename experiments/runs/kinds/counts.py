@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from experiments.processes.cluster import broadcast_from_first
 from experiments.processes.progress import Reporter
 from experiments.runs.inputs import Inputs, held_out_text, training_streams
-from experiments.runs.kinds.network import answers_path
+from experiments.runs.kinds.network import predictions_path
 from experiments.runs.kinds.stage import LabelledStage, Stage, TaskScores
 from experiments.runs.paths import COUNTS_FILE
 from experiments.runs.result import to_log_dict
@@ -42,7 +42,7 @@ class CountStage(Stage):
     """A stage that counts; its one step reads everything."""
 
     is_count_based: ClassVar[bool] = True
-    parentless_start: ClassVar[str] = "no counts"
+    start_without_parent: ClassVar[str] = "no counts"
     startup_status: ClassVar[str] = ""
 
     @abstractmethod
@@ -197,7 +197,7 @@ class Tagger(LabelledStage, CountStage):
         rows = self.scored_rows(task, "report" if task.report else "validation", inputs)
         answers = self.tags(model, rows)
         if jax.process_index() == 0:
-            write_predictions(answers_path(self.folder, task, last), task, rows, answers)
+            write_predictions(predictions_path(self.folder, task, last), task, rows, answers)
         return {task.name: task_score(task, last, task.evaluate(rows, answers)) | {"rows": len(rows)}}
 
 

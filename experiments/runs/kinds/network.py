@@ -67,7 +67,10 @@ class NetworkStage(Stage):
 
     @abstractmethod
     def step_spec(self) -> StepSpec:
-        """Return the specification of a training step: model, loss, optimizer and trained parameters."""
+        """Return the specification of its step without a teacher: model, loss, optimizer, trained parameters.
+
+        Checkpoints are restored with it.
+        """
 
     def eval_tasks(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
         """Return how each of its tasks is evaluated on a split: rows, and how outputs become answers."""
@@ -92,7 +95,10 @@ class NetworkStage(Stage):
     # ---- the step
 
     def training_spec(self) -> StepSpec:
-        """Return the specification of the step that trains it, which may have a teacher."""
+        """Return ``step_spec`` with the teacher and the distillation loss, if the stage has a teacher.
+
+        Only ``train`` uses it.
+        """
         return self.step_spec()
 
     def teacher_params(self, mesh: Mesh) -> dict[str, jax.Array] | None:
@@ -110,7 +116,8 @@ class NetworkStage(Stage):
     def step_flops(self, inputs: Inputs) -> float:
         """Return the FLOPs of one training step."""
         lengths, model = inputs.batches[self.name].lengths, self.model_of_flops
-        decoder_length = row_length(model.architecture, lengths)  # without an encoder it has the inputs too
+        # A model without an encoder reads the inputs in the decoder's row.
+        decoder_length = row_length(model.architecture, lengths)
         return step_flops(model, self.training.batch_size, lengths.inputs, decoder_length, self.generator)
 
     @property
@@ -120,7 +127,10 @@ class NetworkStage(Stage):
 
     @property
     def model_of_flops(self) -> ModelConfig:
-        """Return the model whose FLOPs are counted."""
+        """Return the settings of the Transformer whose FLOPs are counted: those of the stage's model.
+
+        Fine-tuning with a head leaves out the parts that it does not compute, such as the output matrix.
+        """
         return self.settings.model
 
     def parameters(self) -> int:
@@ -138,13 +148,13 @@ class NetworkStage(Stage):
     ) -> None:
         steps, training = build(self.training_spec(), mesh), self.training
         config = LoopConfig(
-            training.steps,
-            training.log_every,
-            self.evaluate_every,
-            "score",
-            self.settings.guard,
-            timeout("LM_STEP_TIMEOUT"),
-            profile,
+            steps=training.steps,
+            log_every=training.log_every,
+            evaluate_every=self.evaluate_every,
+            score="score",
+            guard=self.settings.guard,
+            patience=timeout("LM_STEP_TIMEOUT"),
+            profile=profile,
         )
         with self.checkpoints() as checkpoints:
             run = loop.Run(
@@ -195,7 +205,7 @@ class NetworkStage(Stage):
             if not is_branch_or_last and step % training.save_every:
                 return values
             for eval_task in eval_tasks:
-                path = answers_path(self.folder, eval_task.task, step)
+                path = predictions_path(self.folder, eval_task.task, step)
                 metrics, _ = score_task(state.eval_model, eval_task, steps.shard_batch, path)
                 values |= score_values(eval_task.task, metrics)
             names = [f"{eval_task.task.name}/score" for eval_task in eval_tasks]
@@ -218,10 +228,11 @@ class NetworkStage(Stage):
         return Checkpoints(self.folder / "checkpoints", config, self.settings.guard)
 
     @property
-    def unfinished(self) -> str:
-        """Return after which step its model is, such as "step 167 of 3,000"; "" once the last was saved.
+    def progress_if_unfinished(self) -> str:
+        """Return the step of its best checkpoint so far and its last step, such as "step 167 of 3,000".
 
-        An imported model has the step 0, and a stage without checkpoints has no model yet: both return "".
+        It is "" once the last step is saved. It is also "" for an imported model, whose only step is 0, and
+        for a stage without checkpoints.
         """
         folder, last = self.folder / "checkpoints", self.training.steps
         newest = max(manifest.steps(folder), default=0)
@@ -275,7 +286,7 @@ class NetworkStage(Stage):
         steps: the compiled steps of the stage that starts.
         step: that of the checkpoint; None: the last one.
         """
-        last = step or self.training.steps
+        checkpoint_step = step or self.training.steps
         with self.checkpoints() as checkpoints:
             fresh = steps.initial_state(self.settings.seed)
             saved = self.steps(steps.mesh).abstract
@@ -283,12 +294,12 @@ class NetworkStage(Stage):
             # warm_start takes the average, if there is one, as the parameters, and drops carry.
             wanted = replace(steps.abstract, average=saved.average, carry=saved.carry)
             if sharding.named(wanted).keys() == sharding.named(saved).keys():
-                state = checkpoints.restore(wanted, last)
-                assert state is not None, f"{self.folder} has no checkpoint {last}"
+                state = checkpoints.restore(wanted, checkpoint_step)
+                assert state is not None, f"{self.folder} has no checkpoint {checkpoint_step}"
                 return state.warm_start(fresh)
             # The optimizers differ, or one of the models has a head: only parameters are restored.
             source = partial(finetune.source_parameter, frozenset(saved.params))
-            return checkpoints.restore_model(fresh, last, source).warm_start(fresh)
+            return checkpoints.restore_model(fresh, checkpoint_step, source).warm_start(fresh)
 
     # ---- scores
 
@@ -298,35 +309,36 @@ class NetworkStage(Stage):
         A task with report rows is scored on those, once, by one checkpoint: the one after ``step`` or, by
         default, the one with the highest mean validation score. A task without report rows gets its
         validation score after ``step`` or, by default, its highest over all checkpoints, as in T5.
-        Predictions on report rows are written to the stage's folder, of a given step to ``at-STEP`` in it.
+        Predictions on report rows and the report scores are written to the stage's folder or, if ``step`` is
+        given, to its subfolder ``at-STEP``.
         """
         tasks, folder = self.tasks, self.folder
-        predictions = folder if step is None else folder / f"at-{step}"
-        unreported = [task for task in tasks["validation"] if not task.report]
+        output_folder = folder if step is None else folder / f"at-{step}"
+        without_report_rows = [cast(AnyTask, task) for task in tasks["validation"] if not task.report]
         scores = broadcast_from_first(
-            lambda: {task.name: self._validation_score(cast(AnyTask, task), step) for task in unreported}
+            lambda: {task.name: self._validation_score(task, step) for task in without_report_rows}
         )
         if tasks["report"]:
             chosen = step or broadcast_from_first(lambda: best_step(folder / "checkpoints"))
-            saved_scores = broadcast_from_first(lambda: read_report_scores(predictions))
+            saved_scores = broadcast_from_first(lambda: read_report_scores(output_folder))
             trained_time = broadcast_from_first(lambda: _time_of_step(folder, chosen))
             # If training was lost and repeated, saved scores belong to a different model.
             is_same_model = saved_scores.get("trained", trained_time) == trained_time
             if saved_scores.get("step") != chosen or not is_same_model:
                 model = self.restore_state(mesh, step=chosen).eval_model
-                found = self.scores_of(model, "report", inputs, mesh, predictions, chosen)
+                found = self.scores_of(model, "report", inputs, mesh, output_folder, chosen)
                 saved_scores = {"step": chosen, "trained": trained_time, "tasks": found}
                 if jax.process_index() == 0:
-                    write_report_scores(predictions, saved_scores)
+                    write_report_scores(output_folder, saved_scores)
             scores |= saved_scores["tasks"]
         return scores
 
     def _validation_score(self, task: AnyTask, step: int | None) -> dict[str, Any]:
         """Return the score of a task on its validation rows, with the number of rows that were evaluated."""
         best = best_of(task, self.folder, step)
-        answers = answers_path(self.folder, task, best["step"])
-        if answers.exists():
-            best["rows"] = len(split_lines(answers.read_text("utf-8")))
+        predictions = predictions_path(self.folder, task, best["step"])
+        if predictions.exists():
+            best["rows"] = len(split_lines(predictions.read_text("utf-8")))
         return best
 
     def scores_of(
@@ -335,7 +347,7 @@ class NetworkStage(Stage):
         """Return the scores of a model on one split of the tasks.
 
         The validation split leaves out the tasks that have report rows. Predictions, and for report rows the
-        values of single examples, are written to ``folder``.
+        likelihood of each row's right answer, are written to ``folder``.
         """
         scores: TaskScores = {}
         name = "ensemble" if isinstance(model, Ensemble) else step
@@ -344,13 +356,17 @@ class NetworkStage(Stage):
             task = eval_task.task
             if split == "validation" and task.report:
                 continue
-            metrics, values = score_task(model, eval_task, shard_batch, answers_path(folder, task, name))
-            scores[task.name] = task_score(task, step, metrics) | {"rows": eval_task.num_rows}
-            scores[task.name] |= {"answered": len(eval_task.rows)}  # rows for which answers were generated
+            path = predictions_path(folder, task, name)
+            metrics, example_likelihoods = score_task(model, eval_task, shard_batch, path)
+            scores[task.name] = task_score(task, step, metrics)
+            # rows that are predicted, or whose right answer's likelihood is measured
+            scores[task.name]["rows"] = eval_task.num_rows
+            scores[task.name]["answered"] = len(eval_task.rows)  # rows that are predicted
             if shuffled := score_shuffled(model, eval_task, shard_batch):
                 scores[task.name]["shuffled"] = shuffled
-            if split == "report" and values and jax.process_index() == 0:
-                scores[task.name]["examples"] = write_example_values(folder, task.name, values)
+            if split == "report" and example_likelihoods and jax.process_index() == 0:
+                digest = write_example_values(folder, task.name, example_likelihoods)
+                scores[task.name]["examples"] = digest
         return scores
 
 
@@ -372,9 +388,12 @@ def model_parameters(config: ModelConfig) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
-def answers_path(folder: Path, task: AnyTask, step: int | str) -> Path:
-    """Return the file of a model's predictions on a task, in the folder of its stage."""
-    return folder / "predictions" / task.name / f"{step}.jsonl"
+def predictions_path(folder: Path, task: AnyTask, name: int | str) -> Path:
+    """Return the file of a model's predictions on a task, in the folder of its stage.
+
+    name: step of the checkpoint, or "ensemble".
+    """
+    return folder / "predictions" / task.name / f"{name}.jsonl"
 
 
 def _time_of_step(folder: Path, step: int) -> float:

@@ -83,8 +83,11 @@ MAX_UNIGRAM_TOKENS = 2**22  # held-out tokens in which token frequencies are cou
 class Pretraining(NetworkStage):
     """Pre-training of a network, or a phase of it.
 
-    A phase continues to count the steps of the phases before it (``pretraining.phases`` of its settings). It
-    is scored on tasks only if it is trained on them and no fine-tuning follows.
+    A phase continues to count the steps of the phases before it. Its settings are truncated to it
+    (``phases.phase_settings``): ``pretraining.phases`` lists only the phases before it,
+    ``pretraining.steps`` is its last step, and ``tuning.branches`` are fractions of that step.
+
+    It is scored on tasks only if it is trained on them and no fine-tuning follows.
     """
 
     teacher: Path | None = None  # folder of the run whose model teaches this one (distillation.teacher)
@@ -178,13 +181,14 @@ class Pretraining(NetworkStage):
     def initial_state(self, steps: Steps) -> Callable[[], State] | None:
         if not self.first_step:
             return super().initial_state(steps)
-        return partial(self.state_after_phase, steps)
+        return partial(self.initial_state_from_previous_phase, steps)
 
-    def state_after_phase(self, steps: Steps) -> State:
-        """Return the initial state: the last one of the previous phase, with its optimiser's state.
+    def initial_state_from_previous_phase(self, steps: Steps) -> State:
+        """Return the state that this phase starts from: the previous phase's last checkpoint.
 
-        If the optimiser ended with that phase, only the parameters are kept. The guard's statistics begin
-        anew, since losses of different phases cannot be compared.
+        The state of the optimizer is taken over too, unless another optimizer begins with this phase
+        (``pretraining.optimizer_start`` is the end of the previous phase): then only the parameters are. The
+        guard's statistics always start anew, since losses of different phases cannot be compared.
         """
         parent, fresh = cast(Pretraining, self.parent), steps.initial_state(self.settings.seed)
         source = renaming(parent.settings.model, self.settings.model)
@@ -236,7 +240,7 @@ class Pretraining(NetworkStage):
         if self.settings.data.held_out_lengths == (1,):
             return {}
         steps = self.steps(mesh)
-        # of the last checkpoint, not the best, with the moving average of parameters if one is kept
+        # The last checkpoint is measured, not the best; its parameters are the moving average if one is kept.
         state = self.initial_state_from_checkpoint(steps)
         losses = {}
         for times in self.settings.data.held_out_lengths:
@@ -291,7 +295,9 @@ def teacher_checkpoint(run: Path) -> ExternalCheckpoint:
             f"distillation.teacher={run.name!r} is missing in {run.parent}: name a folder in the format of "
             "transformers, a run, RUN:STAGE or hf:NAME; lm run keeps a copy there"
         )
-    return ExternalCheckpoint(run.name, None, (), load_settings(run), run / PRETRAINING)
+    return ExternalCheckpoint(
+        run.name, member=None, task_names=(), settings=load_settings(run), folder=run / PRETRAINING
+    )
 
 
 # ---- settings
@@ -318,10 +324,11 @@ IRRELEVANT_DATA_SETTINGS: Mapping[str, Any] = {
 
 
 def pretraining_settings(experiment: Experiment, task: str = "") -> Experiment:
-    """Return the settings that name the folder of a pre-training: ``experiment`` with all others reset.
+    """Return the settings whose hash names the folder of a pre-training.
 
-    Settings that pre-training does not depend on are those of the baseline. Of ``pretraining`` only
-    ``keep_hours`` is reset: ``log_every`` and ``save_every`` are kept, although they change no parameter.
+    They are those of ``experiment`` on which pre-training depends, with all other settings reset to the
+    baseline's. Of ``pretraining`` only ``keep_hours`` is reset: ``log_every`` and ``save_every`` are kept,
+    although they change no parameter.
 
     task: the downstream task that mixing.pretraining="corpus+other-tasks" leaves out of pre-training; with
     any other mixing it has no effect.
@@ -405,16 +412,19 @@ def pretraining_batches(
 
     The noise of the validation split is the same whatever the seed.
 
-    times: how many times as long as ``data.inputs_length`` sequences are.
+    times: length of the sequences, as a multiple of ``data.inputs_length``.
     batch_size: None is that of the experiment.
     """
     data, size = experiment.data, batch_size or experiment.pretraining.batch_size
     if split == "train":
         streams = training_streams(experiment, inputs)
-        if size % streams.num_streams:  # as in planning memory, with batches of one row
+        # Streams supply equal parts of each batch. The planner (experiments/plan) asks for a batch of one
+        # row, which several streams cannot divide: a single stream reads all text then.
+        if size % streams.num_streams:
             streams = replace(streams, num_streams=1)
     else:
-        streams = CorpusSampler(inputs.validation, 1, index_folder=inputs.cache / ROW_INDEX_FOLDER)
+        index_folder = inputs.cache / ROW_INDEX_FOLDER
+        streams = CorpusSampler(inputs.validation, num_streams=1, index_folder=index_folder)
     source = pretraining_rows(
         streams,
         experiment.objective,
@@ -493,7 +503,7 @@ def held_out_batches(
 
     Sequences are ``times`` as long as in training.
     """
-    batches, count = _held_out(experiment, inputs, mesh, times, max_batches)
+    batches, count = held_out_batches_and_count(experiment, inputs, mesh, times, max_batches)
     return list(stream(batches, 0, count, rows=sharding.process_rows(mesh, batches.batch_size)))
 
 
@@ -506,7 +516,7 @@ def validation_batches(
     frequent content tokens, so that ``Steps.evaluate`` measures the model's loss on content tokens too. If
     there are no content tokens, as in copying, the unigram loss is None and ``frequent_tokens`` are not set.
     """
-    batches, count = _held_out(experiment, inputs, mesh, 1, max_batches)
+    batches, count = held_out_batches_and_count(experiment, inputs, mesh, 1, max_batches)
     size = batches.batch_size
     global_batches = list(stream(batches, 0, count))
     text = inputs.validation.first(MAX_UNIGRAM_TOKENS).tokens
@@ -526,7 +536,7 @@ def denoiser_batches(
     """
     if not experiment.objective.mixture:
         return {}
-    batches, count = _held_out(experiment, inputs, mesh, 1, max_batches)
+    batches, count = held_out_batches_and_count(experiment, inputs, mesh, 1, max_batches)
     rows, size = cast(DenoiserMixtureRows, batches.row_source), batches.batch_size
     total = sum(denoiser.weight for denoiser in rows.denoisers)
     found: dict[str, list[Batch]] = {}
@@ -537,7 +547,7 @@ def denoiser_batches(
     return found
 
 
-def _held_out(
+def held_out_batches_and_count(
     experiment: Experiment, inputs: Inputs, mesh: Mesh, times: int, max_batches: int
 ) -> tuple[Batches, int]:
     """Return held-out batches of sequences ``times`` as long as in training, and how many to read.

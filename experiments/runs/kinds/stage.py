@@ -30,6 +30,7 @@ from lm.train.runtime.log import packages
 SPLITS: tuple[Split, ...] = ("train", "validation")  # splits of a corpus
 CORPUS = "corpus"  # name of the corpus among the tasks of a mixture
 READ_ORDER = "in shards, by streams"  # version of the order in which a corpus is read; recorded per stage
+READ_ORDER_KEY = f"{CORPUS} is read"  # key of READ_ORDER in origin.json
 
 TaskScores = dict[str, dict[str, Any]]  # task -> its entry in scores.json
 
@@ -57,10 +58,10 @@ class Stage(ABC):
         False  # whether several runs may share it; a hash of settings names its folder
     )
     is_count_based: ClassVar[bool] = False  # whether it is an n-gram model or HMM, and not a network
-    has_model: ClassVar[bool] = True  # whether it trains a model of texts; False for skip-gram
+    has_text_model: ClassVar[bool] = True  # False for skip-gram, whose model has vectors and reads no text
     has_head: ClassVar[bool] = False  # whether its predictions come from a new head
     writes_answers: ClassVar[bool] = False  # whether it is fine-tuned to generate text as the answer
-    parentless_start: ClassVar[str] = "random parameters"  # shown as its start if it has no parent
+    start_without_parent: ClassVar[str] = "random parameters"  # what it starts from if it has no parent
     startup_status: ClassVar[str] = "preparing data, compiling"  # shown until its first step
 
     @property
@@ -186,8 +187,8 @@ class Stage(ABC):
 
         "corpus train" and "corpus validation"; "documentation": the digest of the built-in text, if the
         corpus contains some of it; "vocabulary train": the corpus on which ``data.vocabulary`` is trained, if
-        it names one; "corpus is read": the version of the reading order; "TASK SPLIT" of each task; "TASK
-        file" of a task from a file.
+        it names one; "corpus is read": READ_ORDER, recorded for every stage, even if no corpus is read; "TASK
+        SPLIT" of each task; "TASK file" of a task from a file.
         """
         found, data = {}, self.settings.data
         if run_reads_corpus(self.settings):
@@ -197,7 +198,7 @@ class Stage(ABC):
                 found["documentation"] = digest
         if corpus := vocabulary_corpus(self.settings):
             found["vocabulary train"] = sources.corpus_fingerprint(corpus, "train")
-        found[f"{CORPUS} is read"] = READ_ORDER
+        found[READ_ORDER_KEY] = READ_ORDER
         for split_name, tasks in self.tasks.items():
             for task in tasks:
                 found[f"{task.name} {split_name}"] = sources.stored(task, split_name).fingerprint
@@ -238,7 +239,8 @@ class Stage(ABC):
             state = "new"
         current = self.provenance(inputs)
         provenance.check(self.folder, current, state, allow, say)
-        # A finished stage keeps its vocabulary if another one, or a record that cannot be read, is allowed.
+        # With ``allow``, a finished stage may differ from ``current``; its record is then kept. A vocabulary
+        # is stored only if the record names the same one. If the record cannot be read, none is stored.
         with suppress(SettingError):
             if provenance.read(self.folder)["vocabulary"] == current["vocabulary"]:
                 store_vocabulary(self.folder, inputs.vocabulary)

@@ -37,7 +37,7 @@ MODEL_PATHS = ("vocab_size", "d_model", "embedding.d_embed", "output.logits", "o
 class SkipGram(NetworkStage):
     """Skip-gram over the word pieces of the corpus; each step is a pass over it and saves a checkpoint."""
 
-    has_model: ClassVar[bool] = False
+    has_text_model: ClassVar[bool] = False
     is_shared: ClassVar[bool] = True
 
     @property

@@ -20,7 +20,7 @@ from experiments.runs.paths import save_settings, start_folder
 from experiments.runs.result import fingerprint
 from experiments.runs.run import Run
 from experiments.runs.stages import stages_of
-from experiments.runs.start_origin import HUB_NAME, hub_name
+from experiments.runs.start_origin import HUB_NAME_FILE, hub_name
 from experiments.runs.vocabulary import store_vocabulary
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
@@ -161,7 +161,7 @@ def test_a_card_has_what_the_hub_reads_and_the_scores_of_the_run(runs, tmp_path)
     folder = tuned_run(runs, "bert", pool="mean")
     (stage,) = stages_of(folder)
     start = start_folder(stage.settings.start.model, runs / "cache")
-    (start / HUB_NAME).write_text("owner/name\n")
+    (start / HUB_NAME_FILE).write_text("owner/name\n")
     scored = {"column": "GLUE", "like": None, "half": "", "metric": "accuracy", "measure": "score"}
     scored |= {"chance": None, "step": 2, "score": 61.5, "metrics": {"accuracy": 61.5}, "rows": 130}
     values = {"columns": {"GLUE": 61.5}, "tasks": {"follows": scored}, "held_out_loss": None}
@@ -169,7 +169,7 @@ def test_a_card_has_what_the_hub_reads_and_the_scores_of_the_run(runs, tmp_path)
     (folder / "scores.json").write_text(json_with_checksum(values))
     export_checkpoint(folder, tmp_path / "out")
     (folder / "scores.json").unlink()
-    (start / HUB_NAME).unlink()
+    (start / HUB_NAME_FILE).unlink()
     card = (tmp_path / "out" / "README.md").read_text()
     _, front, text = card.split("---\n", 2)
     fields = dict(re.findall(r'(?m)^(\w+): "(.*)"$', front))

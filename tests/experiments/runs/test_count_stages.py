@@ -18,7 +18,7 @@ from experiments.cli.run_summary import suggestions
 from experiments.figures import model_inspection
 from experiments.plan.plans import PlanOptions, show_plans
 from experiments.report.text import bound_sign
-from experiments.runs.checks import check_counts
+from experiments.runs.checks import check_counts, check_held_out_documents
 from experiments.runs.inputs import training_streams
 from experiments.runs.kinds.counts import COUNT_STAGES, Ngrams
 from experiments.runs.kinds.pretraining import pretraining_batches
@@ -32,7 +32,7 @@ from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.classical.hmm import tag_words
 from lm.classical.ngram import count_ngrams, estimate_kneser_ney, next_token_probs, token_log_probs
-from lm.config.base import DataError, SettingError
+from lm.config.base import DataError, SettingError, change
 from lm.data.documentation import corpus
 from lm.data.tasks.labelled import find_labelled
 from lm.files import matches_checksum
@@ -265,14 +265,26 @@ def test_verify_tells_damaged_counts_from_good_ones(runs, capsys):
         ({"ensemble.members": 2}, "ensemble.members"),
         ({"counts.model": "tagger"}, "tuning.heads"),
         ({"counts.model": "tagger", "tuning.heads": ("cola",)}, "cola"),
-        ({"objective.noise": "suffix"}, "data.held_out_documents"),
-        ({"counts.model": "none", "model.architecture": "encoder"}, "data.held_out_documents"),
-        ({"counts.model": "none", "objective.eos": "none"}, "objective.eos='none'.*held_out_documents"),
     ],
 )
 def test_what_cannot_be_counted_is_refused_by_the_name_of_the_setting(changes, named):
     with pytest.raises(SettingError, match=named):
         check_counts(build(BIGRAM, "nano", changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"objective.noise": "suffix"}, "data.held_out_documents"),
+        ({"counts.model": "none", "model.architecture": "encoder"}, "data.held_out_documents"),
+        ({"counts.model": "none", "objective.eos": "none"}, "objective.eos='none'.*held_out_documents"),
+    ],
+)
+def test_documents_are_scored_by_no_model_that_gives_no_likelihood_of_them(changes, named):
+    experiment = build(BIGRAM, "nano", changes)
+    with pytest.raises(SettingError, match=named):
+        check_held_out_documents(experiment)
+    check_held_out_documents(change(experiment, "data.held_out_documents", 0))
 
 
 def test_what_needs_a_network_refuses_counts_by_name(finished, tmp_path, capsys):

@@ -12,7 +12,7 @@ import small_corpus
 from tiny import TINY
 from tokenizers import Tokenizer
 
-from experiments.runs.checks import check_answer_lengths
+from experiments.runs.checks import check_answer_lengths, check_start_parameters
 from experiments.runs.init_from import overrides_of_start
 from experiments.runs.kinds.finetuning import TextFinetuning
 from experiments.runs.kinds.pretraining import ExternalCheckpoint, Pretraining
@@ -219,6 +219,18 @@ def test_fewer_layers_than_the_checkpoints_are_some_of_its_own_in_a_start_that_i
     assert (two["embed.table"] == three["embed.table"]).all()
 
 
+def test_a_start_with_fewer_layers_and_another_architecture_is_named_by_both_and_made_once(runs):
+    folder = published.write("bert", runs / "three-layers", num_encoder_layers=3)
+    both = BOTH | {"model.num_encoder_layers": 2}
+    name = overrides_of_start(str(folder), runs, both)["start.model"]
+    prefix = "bert-2-encoder-layers-as-encoder-decoder-"
+    assert name.startswith(prefix)
+    # A start that was made under another name before is not made again.
+    renamed = f"bert-0123456789abcdef-2-encoder-as-encoder-decoder-{name.removeprefix(prefix)}"
+    (runs / "starts" / name).rename(runs / "starts" / renamed)
+    assert overrides_of_start(str(folder), runs, both)["start.model"] == renamed
+
+
 def test_a_run_is_named_by_its_start_and_by_what_was_changed_by_hand(runs):
     experiment = started(runs, "gpt2", **{"model.dropout": 0.25})
     name = experiment.start.model
@@ -268,6 +280,16 @@ def test_a_start_that_is_not_whole_is_refused_by_name(runs, tmp_path, spoil, mes
     with pytest.raises(SettingError, match=message):
         overrides_of_start(str(tmp_path / "bart"), tmp_path / "runs")
     assert not [*tmp_path.glob("runs/starts/bart*")]
+
+
+def test_a_start_whose_manifest_is_damaged_is_refused_with_what_to_delete(tmp_path):
+    published.write("bart", tmp_path / "bart")
+    changes = overrides_of_start(str(tmp_path / "bart"), tmp_path / "runs")
+    start = tmp_path / "runs" / "starts" / changes["start.model"]
+    (start / "pretraining" / "checkpoints" / "0" / "manifest.json").write_text("{")
+    experiment = build("bart/base", "nano", changes | {"pretraining.steps": 2})
+    with pytest.raises(SettingError, match=f"delete {start} and import it again with --start"):
+        check_start_parameters(experiment, tmp_path / "runs" / "cache")
 
 
 @pytest.mark.parametrize(

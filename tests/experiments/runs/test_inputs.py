@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from collections import Counter
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import small_runs
 from experiments import __main__ as cli
 from experiments.processes.progress import reporting
 from experiments.runs import prepare, provenance, run, sources
+from experiments.runs.checks import check_lengths, task_lengths
 from experiments.runs.kinds.counts import CountStage
 from experiments.runs.kinds.finetuning import Finetuning
 from experiments.runs.kinds.network import NetworkStage, pretokenize_ahead
@@ -21,8 +23,11 @@ from experiments.runs.run import Run
 from experiments.runs.sources import Sources
 from experiments.runs.stages import stages
 from experiments.runs.status import is_stage_finished
+from experiments.study.experiment import PretrainingPhase
 from experiments.study.registry import build
 from lm.config.base import SettingError
+from lm.data.packing import row_length
+from lm.objectives.denoising import OBJECTIVES
 
 runs = small_runs.runs
 ROW = "t5/1-baseline/baseline"
@@ -75,6 +80,46 @@ def test_what_check_returns_is_what_stages_train_on(runs):
     inputs = whole.check(lambda line: None)
     assert inputs.batches.keys() == {stage.name for stage in whole.stages}
     assert inputs.vocabulary.fingerprint == whole.stages[0].provenance(inputs)["vocabulary"]["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("row", "changes"),
+    [
+        ("gpt/base", {"start.steps": 2}),
+        ("gpt/base", {"start.steps": 2, "model.architecture": "prefix-decoder"}),
+        ("gpt/base", {"pretraining.phases": (PretrainingPhase(0.5, OBJECTIVES["prefix-lm"], "prefix"),)}),
+        ("gpt/base", {"finetuning.steps": 0}),
+    ],
+)
+def test_learned_positions_are_as_many_as_the_longest_row_of_the_stages_needs_and_no_more(row, changes, runs):
+    tasks = {"tuning.mixtures": ("documentation-reading",), "tuning.heads": (), "tuning.inputs_length": 60}
+    if changes.get("finetuning.steps") == 0:
+        tasks["tuning.inputs_length"] = 1_000  # which nothing reads
+
+    def checked(max_length):
+        positions = {"model.positions.max_length": max_length}
+        whole = Run(build(row, "tiny", tasks | changes | positions), runs / "tiny" / "long", runs / "cache")
+        return whole, whole.check(lambda line: None)
+
+    whole, inputs = checked(2_000)
+    assert whole.experiment.model.has_max_length
+    longest = max(
+        row_length(stage.settings.model.architecture, inputs.batches[stage.name].lengths)
+        for stage in whole.stages
+    )
+    checked(longest)
+    with pytest.raises(SettingError, match=f"max_length={longest - 1} is less than the {longest} of"):
+        checked(longest - 1)
+
+
+@pytest.mark.usefixtures("runs")  # which makes the scale ``tiny``
+@pytest.mark.parametrize(("length", "refused"), [(24, False), (25, True)])
+def test_a_mesh_splits_the_rows_of_a_task_with_a_head(length, refused):
+    changes = {"tuning.heads": ("acceptability",), "tuning.inputs_length": length, "mesh.sequence": 2}
+    experiment = build("bert/no-nsp", "tiny", {"tuning.mixtures": (), "pretraining.steps": 0} | changes)
+    message = "longest row of size 25 cannot be split over mesh.sequence=2"
+    with pytest.raises(SettingError, match=message) if refused else nullcontext():
+        check_lengths(experiment, task_lengths(experiment))
 
 
 @pytest.mark.slow

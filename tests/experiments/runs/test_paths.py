@@ -59,7 +59,7 @@ def test_a_model_is_called_by_its_step_until_its_stage_has_trained_to_the_end(tm
     assert others and stage.name == "pretraining"
     for step in saved:
         (stage.folder / "checkpoints" / str(step)).mkdir(parents=True)
-    which = describe_model(tmp_path, stage.name, (), unfinished=stage.unfinished)
+    which = describe_model(tmp_path, stage.name, (), unfinished=stage.progress_if_unfinished)
     assert which == f"{tmp_path} after {after}"
 
 

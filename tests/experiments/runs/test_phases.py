@@ -361,6 +361,18 @@ def test_masks_that_suit_neither_the_objective_nor_the_model_are_refused_by_name
         check_phases(experiment)
 
 
+@pytest.mark.usefixtures("cache")  # which makes the scale ``tiny``
+@pytest.mark.parametrize(("fraction", "refused"), [(0.5, True), (0.55, True), (0.75, False)])
+def test_a_branch_is_refused_if_the_phase_whose_checkpoint_it_tunes_trains_an_encoder(fraction, refused):
+    phase = PretrainingPhase(0.5, MLM, "bidirectional")
+    experiment = decoder(phase, tuning__branches=(fraction, 1.0))  # 0.55 of 8 steps rounds to 4, as 0.5
+    tuned = [stage for stage in stages(experiment) if not stage.is_pretraining]
+    assert refused == any(not stage.parent.settings.model.has_decoder for stage in tuned)
+    message = rf"branches=.* should not lie in phases that train an encoder, as \[{fraction}\] do"
+    with pytest.raises(SettingError, match=message) if refused else nullcontext():
+        check_phases(experiment)
+
+
 def test_a_mask_that_the_model_has_already_is_refused():
     with pytest.raises(SettingError, match="is the mask that the model has already: leave it out"):
         check_phases(decoder(PretrainingPhase(0.5, CLM, "causal")))

@@ -568,14 +568,17 @@ def test_a_stage_that_goes_on_after_steps_of_its_own_says_that_it_resumed(tmp_pa
     assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_a_run_whose_folder_is_deleted_while_it_trains_says_so(runs, monkeypatch, capsys):
+@pytest.mark.parametrize("method", ["_train_stage", "_scores", "_costs"])
+def test_a_run_whose_folder_is_deleted_while_it_trains_or_scores_says_so(runs, monkeypatch, capsys, method):
     def deleted(*_):
         shutil.rmtree(folder)
         raise ValueError("No ArrayMetadata found")
 
     experiment = build(BASELINE, "tiny", {"model.mlp.d_ff": 16, "pretraining.steps": 2})
     folder = runs / "deleted"
-    monkeypatch.setattr("experiments.runs.run.Run._train_stage", deleted)
+    monkeypatch.setattr(Run, "_train_stage", lambda *_: None)
+    monkeypatch.setattr(Run, "_scores", lambda *_: {})
+    monkeypatch.setattr(Run, method, deleted)
     with reporting(2) as reporter:
         assert train_one(RowRun(BASELINE, experiment, folder), Options("tiny", runs), reporter) == 1
     said = capsys.readouterr().out.replace("\n", " ")

@@ -8,6 +8,7 @@ import small_corpus
 from tiny import TINY
 
 from experiments.cli.draw import neighbours
+from experiments.runs.checks import check_device_memory
 from experiments.runs.kinds import vectors as skipgram
 from experiments.runs.kinds.vectors import SkipGram
 from experiments.runs.result import read_result
@@ -17,7 +18,7 @@ from experiments.runs.trained import answering, open_run
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm import sharding
-from lm.classical.word2vec import Tables, rescale_to
+from lm.classical.word2vec import Pairs, Tables, _softmax_update, rescale_to
 from lm.config.base import SettingError
 from lm.nn.finetune import source_parameter
 from lm.train.runtime import manifest
@@ -216,6 +217,23 @@ def test_the_embedding_of_a_model_has_neighbours_too(finished, capsys):
         and "after pretraining" in other
     )
     assert vectors != model
+
+
+@pytest.mark.parametrize(("batch", "width"), [(256, 64), (1_024, 256)])
+def test_a_full_softmax_is_refused_only_for_a_batch_that_memory_does_not_hold(batch, width, monkeypatch):
+    changes = {"vectors.epochs": 1, "vectors.negatives": 0, "vectors.batch": batch, "model.d_model": width}
+    experiment = build(ROW, "nano", changes)
+    words, contexts = experiment.model.vocab_size, (batch, 2 * experiment.vectors.window)
+    table, ids = np.zeros((words, width), np.float32), np.zeros(contexts, np.int32)
+    pairs = Pairs(ids[:, 0], ids, np.zeros(contexts, np.float32), ids[:, :0])
+    update = jax.jit(_softmax_update, donate_argnums=0).lower(Tables(table, table), pairs, np.float32(0))
+    measured = update.compile().memory_analysis().temp_size_in_bytes
+    sizes = experiment.mesh.sizes(1)
+    monkeypatch.setattr("experiments.runs.checks.device_memory", lambda: 2 * measured)
+    check_device_memory(experiment, sizes)
+    monkeypatch.setattr("experiments.runs.checks.device_memory", lambda: measured - 1)
+    with pytest.raises(SettingError, match=r"vectors\.negatives=0 need"):
+        check_device_memory(experiment, sizes)
 
 
 def test_tables_that_diverge_are_not_saved_and_the_settings_to_lower_are_named(cache):
