@@ -1,4 +1,4 @@
-"""n-grams of token ids: counts, documents sampled from them, and interpolated Kneser-Ney probabilities.
+"""n-grams of token ids: counts, and interpolated Kneser-Ney probabilities of tokens and continuations.
 
 A text is ``tokens`` int [N] and ``offsets`` int [documents + 1]: document d is
 ``tokens[offsets[d]:offsets[d + 1]]``. A begin-of-document symbol (BOS) is put in front of each document; it

@@ -249,17 +249,20 @@ def check_seed(seed: int, name: str, most: int = 2**32 - 1) -> None:
 
 
 def check_numbers(config: Any, prefix: str = "") -> None:
-    """Raise SettingError for a number that overflows in 32 bits, in which everything is computed.
+    """Raise SettingError for a number that none of int32, uint32 and float32 holds.
 
-    ``prefix`` is the path of ``config`` in a larger one, as of ``changes``.
+    ``prefix`` is the path of ``config`` in a larger one, as in ``changes``.
     """
+    bounds = {int: (-(2**31), 2**32 - 1), float: (-3.4028235e38, 3.4028235e38)}
     for path, value in leaves(config, prefix):
         for index, number in enumerate(value if isinstance(value, tuple) else (value,)):
             if dataclasses.is_dataclass(number):  # a group in a tuple, such as a phase of pre-training
                 check_numbers(number, f"{path}[{index}].")
-            most = {int: 2**32 - 1, float: 3.4028235e38}.get(type(number))
-            if most is not None and not -most <= number <= most:
-                raise SettingError(f"{path}={value} should be a number between -{most:.4g} and {most:.4g}")
+            if type(number) not in bounds:
+                continue
+            least, most = bounds[type(number)]
+            if not least <= number <= most:
+                raise SettingError(f"{path}={value} should be a number between {least:.4g} and {most:.4g}")
 
 
 def parse_json(text: str | bytes, name: Any) -> Any:
@@ -271,11 +274,12 @@ def parse_json(text: str | bytes, name: Any) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; raise SettingError if it cannot be read or is no object."""
+    """Return the JSON object in a file; raise SettingError if it cannot be read or holds no object."""
     try:
-        value = parse_json(path.read_bytes(), path)
-    except (OSError, SettingError) as error:
-        raise SettingError(f"{path} cannot be read: {error}") from error
+        text = path.read_bytes()
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {error.strerror or error}") from error
+    value = parse_json(text, path)
     if not isinstance(value, dict):
         raise SettingError(f"{path} should hold values by name, not a {type(value).__name__}")
     return value
@@ -297,8 +301,8 @@ def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
             fields[name] = _checked(path, value, kind)
     try:
         return cls(**fields)
-    except SettingError:
-        raise
+    except SettingError as error:
+        raise SettingError(_with_whole_path(str(error), prefix)) from error
     except (ArithmeticError, TypeError, ValueError) as error:  # of absurd numbers
         raise SettingError(f"{prefix or cls.__name__} has values that make no sense: {error}") from error
 

@@ -73,12 +73,16 @@ Remat = Literal["none", "dots", "attention", "full", "full-offloaded", "names"]
 ATTENTION_TENSORS = ("query_proj", "key_proj", "value_proj", "context", "out_proj")
 MLP_TENSORS = ("mlp_hidden", "mlp_out")
 
-# positions by products with vectors, stored as scores
-BY_VECTORS = ("relative-keys", "relative-disentangled", "relative-sinusoids")
-BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
-RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
+# Kinds of positions that multiply queries or keys with vectors of relative positions. They need the whole
+# matrix of scores in memory, which the flash and cuDNN kernels do not store.
+RELATIVE_VECTOR_KINDS = ("relative-keys", "relative-disentangled", "relative-sinusoids")
+# Kinds of positions that begin so add something to each score which depends on the relative position: a bias,
+# or a product with a vector.
+RELATIVE_KIND_PREFIXES = ("relative", "alibi")
+RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state from token to token
 CONVOLUTIONS = get_args(ConvolutionName)
-WITH_LOGITS = ("attention", "synthesizer")  # mixers with attention logits, as their classes say too
+# built-in mixers that compute attention logits: those whose class has ``has_attention_logits``
+MIXERS_WITH_LOGITS = ("attention", "synthesizer")
 
 
 @dataclass(frozen=True)
@@ -242,7 +246,8 @@ class MixerConfig:
     kind: MixerName = "attention"
     # width of the recurrent state, or of the window's hidden layer; None: d_model [features]
     width: int | None = setting(None, {"kind": Mixers((*RECURRENT, "window"))})
-    # number of tokens that a window reads on each side, including the current one [tokens]
+    # number of tokens that a window reads: the current one and those before it; in an encoder also as many
+    # after it, so that it reads 2 * window - 1 [tokens]
     window: int = setting(3, {"kind": Mixers(("window",))})
     # length of the chunks within which gradients of recurrent states flow; None: the whole row [tokens]
     truncation: int | None = setting(None, {"kind": Mixers(RECURRENT)})

@@ -295,16 +295,22 @@ class HFTokenizer(PretrainedTokenizer):
 
     @functools.cached_property
     def template(self) -> SpecialTokenTemplate | None:
-        """Return the special tokens around one text or a pair, found by encoding PROBE; None if unclear."""
+        """Return the special tokens around one text or a pair, found by encoding PROBE; None if unclear.
+
+        It is unclear where the two texts of a pair begin, or which tokens are put around them, if the pair
+        does not begin and end with the same special tokens as a single text.
+        """
         text = self.encode(PROBE)
         single, _ = self.encode_with_template(PROBE)
         pair, types = self.encode_with_template(PROBE, PROBE)
         starts = [k for k in range(len(pair)) if pair[k : k + len(text)] == text]
-        if len(starts) != 2 or single[: starts[0]] != pair[: starts[0]]:
+        if len(starts) != 2:
             return None
         first, second = starts
-        end = first + len(text)
-        prefix, separator, suffix = single[:first], pair[end:second], single[end:]
+        prefix, separator = pair[:first], pair[first + len(text) : second]
+        suffix = pair[second + len(text) :]
+        if single != [*prefix, *text, *suffix]:
+            return None
         last_type = types[-1] if suffix and types[-1] != types[second] else None
         return SpecialTokenTemplate(tuple(prefix), tuple(separator), tuple(suffix), types[second], last_type)
 

@@ -184,12 +184,13 @@ def split_shards(shards: Sequence[Shard], num_streams: int) -> list[Shard]:
 
 
 def shards_for_streams(shards: Sequence[Shard], num_streams: int, window_bytes: int) -> list[Shard]:
-    """Return at least as many shards as streams, such that no stream has far less text than another.
+    """Return at least as many shards as streams; no stream has far less text than another, by their sizes.
 
     All streams read at the same rate, so the few documents of a small stream would be seen again and again.
     ``split_shards`` divides shards of about equal size. If sizes differ a lot, each stream gets a shard of
     windows with about as much text as the others; for this, all of the corpus is read. A corpus of more than
-    MAX_DEALT_BYTES or MAX_DEALT_SHARDS is always divided by ``split_shards``.
+    MAX_DEALT_BYTES, or of more than MAX_DEALT_SHARDS shards after ``split_shards``, is left as that divides
+    it. A stream may still be empty: the size of a ``StridedShard`` does not tell whether it has a window.
     """
     parts = split_shards(shards, num_streams)
     total = sum(shard.size for shard in shards)
@@ -371,7 +372,7 @@ def read_texts(path: Path, first: int, end: int, feature: str) -> list[str]:
 
 
 def tfds_shards(name: str, split: str, cache: Path, on_corrupt: OnCorrupt = "stop") -> tuple[TfdsShard, ...]:
-    """Return the files of a split of a TFDS set as shards.
+    """Return the files of a split of a TFDS set as shards: ``train``, or for any other name validation.
 
     Without a validation split, the last records of ``train``, a share HELD_OUT_SHARE, are held out.
     SettingError if it is unclear which feature is the text.

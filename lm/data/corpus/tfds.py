@@ -1,7 +1,8 @@
 """Find prepared TFDS datasets (array_record or parquet), check their files, and read them by row.
 
 array_record stores a hash with every record and with the index after them, so no damage to what is read goes
-unnoticed; each file is opened, and its records counted, before training begins. A record is read when needed.
+unnoticed. Before training begins, each array_record file is opened and its records are counted, but not those
+of a corpus of more than MAX_OPENED_FILES files. A record is read when it is needed.
 """
 
 import bisect
@@ -324,7 +325,11 @@ class TfdsRows(Sequence[Row]):
             ) from error
 
     def read_many(self, numbers: Sequence[int]) -> list[Row]:
-        """Return several rows, read together; raise DataError for the first that is unreadable."""
+        """Return the rows with these numbers, read together; DataError for the first that cannot be read.
+
+        Only of a split without skipped records, in which rows and stored records have the same numbers.
+        """
+        assert not self.skipped
         try:
             return [plain_values(row) for row in self.source.__getitems__([*numbers])]
         except Exception:  # it does not name the record
