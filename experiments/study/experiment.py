@@ -36,7 +36,7 @@ from experiments.study.conditions import (
 from lm.config.base import (
     ABOVE_0,
     GIVEN,
-    INT32,
+    MAX_INT32,
     SettingError,
     Values,
     above_0,
@@ -166,7 +166,7 @@ class PhaseConfig:
         least = {"steps": 0, "keep_hours": 0}
         least |= dict.fromkeys(("batch_size", "microbatches", "save_every", "log_every"), 1)
         at_least(self, f"{name}.", **least)
-        at_most(self, f"{name}.", steps=INT32)
+        at_most(self, f"{name}.", steps=MAX_INT32)
         if self.batch_size % self.microbatches:
             raise SettingError(
                 f"{name}.batch_size={self.batch_size} is not divisible by "
@@ -429,32 +429,32 @@ class Experiment:
     data: DataConfig = setting(
         DataConfig(),
         (NETWORK, NGRAMS),
-        apart=dict.fromkeys(("corrupt_records", "workers", "encoders", "cache_size"), ()),
+        overrides=dict.fromkeys(("corrupt_records", "workers", "encoders", "cache_size"), ()),
     )
     objective: Objective = setting(OBJECTIVES["baseline"], PRETRAINED)
     model: ModelConfig = setting(
         ModelConfig(),
         NETWORK,
-        apart={"vocab_size": (NETWORK, NGRAMS), "published": {"start.model": GIVEN}},
+        overrides={"vocab_size": (NETWORK, NGRAMS), "published": {"start.model": GIVEN}},
     )
     vectors: VectorsConfig = setting(VectorsConfig(), NETWORK | NO_CHECKPOINT | {"vectors.epochs": ABOVE_0})
     start: StartConfig = StartConfig()
     pretraining: PretrainingConfig = setting(
         PretrainingConfig(),
         PRETRAINED,
-        apart={"steps": (NETWORK, REPEATED_NGRAMS), "batch_size": (PRETRAINED, REPEATED_NGRAMS)},
+        overrides={"steps": (NETWORK, REPEATED_NGRAMS), "batch_size": (PRETRAINED, REPEATED_NGRAMS)},
     )
     distillation: DistillationConfig = setting(DistillationConfig(), PRETRAINED)
     finetuning: PhaseConfig = setting(
         PhaseConfig(steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)),
         FINETUNED,
-        apart={"loss": TUNED_ON_TEXT},
+        overrides={"loss": TUNED_ON_TEXT},
     )
     mixing: MixingConfig = setting(MixingConfig(), PRETRAINED)
     tuning: TuningConfig = setting(
         TuningConfig(),
         (*FINETUNED, MULTI_TASK),
-        apart={
+        overrides={
             "mixtures": (*FINETUNED, MULTI_TASK, {"data.vocabulary_texts": ("corpus+tasks",)}),
             "heads": (*FINETUNED, TAGGER),
             "evaluation_examples": (*FINETUNED, MULTI_TASK, TAGGER),

@@ -120,13 +120,14 @@ class AttentionConfig:
     num_key_value_heads: int | None = None
     d_kv: int = 64  # width of the queries and keys of one head [features]
     d_v: int | None = None  # width of the values of one head; None: d_kv [features]
-    # attention scores: the product of query and key, also divided by sqrt(d_kv) (scaled-dot; not in T5), or
-    # with a matrix between them
+    # attention scores: the product of query and key (dot: T5), that product divided by sqrt(d_kv)
+    # (scaled-dot), or the product with a learned matrix between the two, also divided by it (bilinear)
     scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"
-    # number whose square root divides the products of queries and keys, if other than d_kv (Gemma 2 27B:
-    # d_model / num_heads)
+    # number whose square root divides the scores, in place of d_kv (Gemma 2 27B: d_model / num_heads); None:
+    # d_kv
     query_pre_attn_scalar: int | None = setting(None, {"scores": ("scaled-dot", "bilinear")})
-    # factor of the products of queries and keys, if other than the one by which these two divide (Granite)
+    # number by which the scores are multiplied, in place of being divided by that square root (Granite);
+    # None: they are divided
     scale: float | None = setting(None, {"scores": ("scaled-dot", "bilinear")})
     # soft cap of the attention logits c: cap * tanh(c / cap) (Gemma 2); None: no cap
     logit_cap: float | None = None
@@ -165,7 +166,8 @@ class AttentionConfig:
                 f"model.attention.query_pre_attn_scalar={self.query_pre_attn_scalar}: one of the two "
                 "should be None"
             )
-        at_most(self, "model.attention.", num_heads=2**16)  # a table of so many numbers is made on the host
+        # limits the memory for tables with a number per head, which are made on the host
+        at_most(self, "model.attention.", num_heads=2**16)
         if self.num_heads % self.key_value_heads:
             heads = f"model.attention.num_key_value_heads={self.num_key_value_heads}"
             raise SettingError(f"{heads} should divide model.attention.num_heads={self.num_heads}")
@@ -177,7 +179,8 @@ class AttentionConfig:
     @property
     def product_scale(self) -> float:
         """Return the factor of scaled products of queries and keys."""
-        # Vaswani et al. 2017. Bilinear weights do not change the variance of queries, so it fits them too.
+        # Vaswani et al. 2017. Multiplying queries by a bilinear weight, as initialised, does not change their
+        # variance, so the same factor fits bilinear scores.
         usual = (self.query_pre_attn_scalar or self.d_kv) ** -0.5
         return usual if self.scale is None else self.scale
 
@@ -203,8 +206,8 @@ class CrossAttentionConfig:
     # initialisation: random, or queries and keys of each head alike, so that a position of the decoder
     # attends to the same token in the encoder (mimetic: Trockman and Kolter 2023)
     start: Literal["normal", "mimetic"] = setting("normal", {"kind": ("heads",)})
-    # rotary positions of cross-attention: none, as if all were at position 0, or the decoder's go on after
-    # the encoder's last (continued: RedLLM)
+    # rotary positions in cross-attention: queries and keys are not rotated (none), or the decoder's positions
+    # continue after the encoder's last one (continued: RedLLM)
     positions: Literal["none", "continued"] = setting("none", {"kind": BY_HEADS})
     # layers of the encoder that a layer of the decoder reads: the last, or a mean of all whose weights each
     # layer of the decoder learns (weighted: transparent attention, Bapna et al. 2018)
@@ -329,16 +332,17 @@ class PositionsConfig:
     def __post_init__(self):
         at_least(self, "model.positions.", relative_max_distance=1, max_length=1, offset=0)
         at_least(self, "model.positions.", relative_buckets=2)
-        # tables of so many numbers are made on the host
+        # limits the memory for tables with a number per bucket or distance, which are made on the host
         at_most(self, "model.positions.", relative_buckets=2**16, relative_max_distance=2**20)
         if self.kind == "relative-disentangled":
             self._check_disentangled()
 
     def _check_disentangled(self) -> None:
-        """Check that buckets are as many for keys before the query as for keys after it."""
-        has_one_each = self.relative_buckets == 2 * self.relative_max_distance
-        is_logarithmic = self.relative_buckets >= 8 and self.relative_buckets % 4 == 0
-        if has_one_each or is_logarithmic and self.relative_max_distance > self.relative_buckets // 2:
+        """Check that the buckets can be divided equally between keys before and after the query."""
+        has_one_per_distance = self.relative_buckets == 2 * self.relative_max_distance
+        has_fewer = self.relative_buckets < 2 * self.relative_max_distance  # far distances share buckets
+        divides_equally = self.relative_buckets >= 8 and self.relative_buckets % 4 == 0
+        if has_one_per_distance or (has_fewer and divides_equally):
             return
         raise SettingError(
             f"model.positions.relative_buckets={self.relative_buckets} of "
@@ -383,8 +387,8 @@ class EmbeddingConfig:
 
     # width of the embedding, if it is projected to d_model; None: d_model [features]
     d_embed: int | None = None
-    # what is projected: the sum of all embeddings (ALBERT), or only those of tokens, and states back before
-    # the output matrix (OPT)
+    # where the projection to d_model is: after the sum of all embeddings (ALBERT), or directly after the
+    # embeddings of tokens, with a projection back to d_embed before the output matrix (OPT)
     projected: Literal["sum", "tokens"] = setting("sum", {"d_embed": GIVEN})
     norm: bool = False  # whether embeddings are normalised (BERT, BART, BLOOM)
     # factor of the embeddings: 1 (none) or d_model^0.5 (sqrt: Vaswani et al. 2017)

@@ -201,22 +201,24 @@ class ModelConfig:
     dropout: float = 0.1  # dropout rate of activations and attention weights
     # type of activations; parameters and softmax stay float32
     dtype: Literal["float32", "bfloat16"] = "float32"
-    embedding: EmbeddingConfig = setting(EmbeddingConfig(), apart={"norm": NORMED, "encoder": OWN_ENCODER})
+    embedding: EmbeddingConfig = setting(
+        EmbeddingConfig(), overrides={"norm": NORMED, "encoder": OWN_ENCODER}
+    )
     positions: PositionsConfig = setting(
-        PositionsConfig(), apart={"max_length": ROW_LENGTHS, "rotary.window_base": WINDOWED}
+        PositionsConfig(), overrides={"max_length": ROW_LENGTHS, "rotary.window_base": WINDOWED}
     )
     mixer: MixerConfig = MixerConfig()
     attention: AttentionConfig = setting(
         AttentionConfig(),
         ATTENTION,
-        apart={
+        overrides={
             "mask": DECODERS | SELF_ATTENTION,
             "encoder_mask": SELF_ATTENTION | {"architecture": ("encoder",)},
         },
     )
     sparsity: SparsityConfig = setting(SparsityConfig(), SELF_ATTENTION)
     cross_attention: CrossAttentionConfig = setting(
-        CrossAttentionConfig(), TWO_STACKS, apart={"positions": CROSS_ROTARY}
+        CrossAttentionConfig(), TWO_STACKS, overrides={"positions": CROSS_ROTARY}
     )
     mlp: MlpConfig = MlpConfig()
     experts: ExpertsConfig = setting(ExpertsConfig(), {"mlp.activation": Values(exclude=("none",))})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from lm.config.base import (
     ABOVE_0,
     GIVEN,
-    INT32,
+    MAX_INT32,
     Condition,
     SettingError,
     above_0,
@@ -250,9 +250,9 @@ class OptimizerConfig(
         above_0(self, "optimizer.", f"{positive} epsilon epsilon_square epsilon_scale")
         at_least(self, "optimizer.", warmup_steps=0, decay_start=0, weight_decay=0, steps_per_decay=1)
         most = dict.fromkeys(
-            ("warmup_steps", "decay_start", "decay_end", "timescale", "steps_per_decay"), INT32
+            ("warmup_steps", "decay_start", "decay_end", "timescale", "steps_per_decay"), MAX_INT32
         )
-        at_most(self, "optimizer.", factor_from=INT32, **most)
+        at_most(self, "optimizer.", factor_from=MAX_INT32, **most)
         below_1(self, "optimizer.", "beta1 beta2 momentum muon_momentum ema decay_floor")
 
     @property
