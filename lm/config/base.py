@@ -56,8 +56,12 @@ def most_like(name: str, choices: Iterable[str]) -> str:
     return close[0] if close else ""
 
 
-def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the choice most like ``name``, or all choices if they are few."""
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return the end of an error message: which of ``choices`` may be meant by ``name``.
+
+    It is ``"; did you mean 'x'?"`` for the choice most like it, else ``"; choose from a, b"`` if there are at
+    most 20 choices, else ``""``.
+    """
     choices = sorted({*choices})
     if close := most_like(name, choices):
         return f"; did you mean {close!r}?"
@@ -109,7 +113,7 @@ def changes(config: T, new: Mapping[str, Any], prefix: str = "") -> T:
     for path, value in new.items():
         head, _, rest = path.partition(".")
         if head not in names:
-            raise SettingError(f"{type(config).__name__} has no setting {head!r}{nearest(head, names)}")
+            raise SettingError(f"{type(config).__name__} has no setting {head!r}{did_you_mean(head, names)}")
         if rest:
             if not dataclasses.is_dataclass(getattr(config, head)):
                 raise SettingError(f"setting {head!r} is a single value and has no part {rest!r}")
@@ -216,7 +220,7 @@ def from_json(cls: type[T], text: str | bytes) -> T:
     return _from_dict(cls, parse_json(text, "settings"), "")
 
 
-def at_least(settings: Any, prefix: str, **least: float) -> None:
+def check_at_least(settings: Any, prefix: str, **least: float) -> None:
     """Raise SettingError for a field below its minimum; None passes."""
     for name, bound in least.items():
         value = getattr(settings, name)
@@ -224,7 +228,7 @@ def at_least(settings: Any, prefix: str, **least: float) -> None:
             raise SettingError(f"{prefix}{name}={value} should be at least {bound}")
 
 
-def at_most(settings: Any, prefix: str, **most: float) -> None:
+def check_at_most(settings: Any, prefix: str, **most: float) -> None:
     """Raise SettingError for a field above its maximum; None passes."""
     for name, bound in most.items():
         value = getattr(settings, name)
@@ -232,7 +236,7 @@ def at_most(settings: Any, prefix: str, **most: float) -> None:
             raise SettingError(f"{prefix}{name}={value} should be at most {bound}")
 
 
-def above_0(settings: Any, prefix: str, names: str) -> None:
+def check_above_0(settings: Any, prefix: str, names: str) -> None:
     """Raise SettingError for a field not above 0 as a float32; ``names`` are space-separated, None passes."""
     for name in names.split():
         value = getattr(settings, name)
@@ -240,7 +244,7 @@ def above_0(settings: Any, prefix: str, names: str) -> None:
             raise SettingError(f"{prefix}{name}={value} should be above 0")
 
 
-def below_1(settings: Any, prefix: str, names: str) -> None:
+def check_at_least_0_below_1(settings: Any, prefix: str, names: str) -> None:
     """Raise SettingError for a field outside [0, 1), such as a decay; ``names`` are space-separated."""
     for name in names.split():
         if not 0 <= getattr(settings, name) < 1:
@@ -297,7 +301,7 @@ def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
         raise SettingError(f"{prefix or cls.__name__} should be a group of settings, not {values!r}")
     for name in values:
         if name not in names:
-            raise SettingError(f"{cls.__name__} has no setting {prefix + name!r}{nearest(name, names)}")
+            raise SettingError(f"{cls.__name__} has no setting {prefix + name!r}{did_you_mean(name, names)}")
     hints, fields = typing.get_type_hints(cls), {}
     for name, value in values.items():
         path, kind = prefix + name, hints[name]
@@ -324,7 +328,7 @@ def _checked(path: str, value: Any, kind: Any) -> Any:
     if origin is typing.Literal:
         if value in arguments:
             return value
-        raise SettingError(f"{path}={value!r} is not a choice{nearest(str(value), map(str, arguments))}")
+        raise SettingError(f"{path}={value!r} is not a choice{did_you_mean(str(value), map(str, arguments))}")
     if origin is tuple and isinstance(value, (tuple, list)):
         kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(value) != len(kinds):

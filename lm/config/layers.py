@@ -15,9 +15,9 @@ from lm.config.base import (
     Conditions,
     SettingError,
     Values,
-    above_0,
-    at_least,
-    at_most,
+    check_above_0,
+    check_at_least,
+    check_at_most,
     setting,
 )
 
@@ -157,9 +157,9 @@ class AttentionConfig:
     implementation: Literal["auto", "xla", "cudnn", "flash"] = "auto"
 
     def __post_init__(self):
-        at_least(self, "model.attention.", d_kv=1, num_heads=1, num_key_value_heads=1, d_v=1)
-        at_least(self, "model.attention.", query_pre_attn_scalar=1, compression=1)
-        above_0(self, "model.attention.", "logit_cap scale")
+        check_at_least(self, "model.attention.", d_kv=1, num_heads=1, num_key_value_heads=1, d_v=1)
+        check_at_least(self, "model.attention.", query_pre_attn_scalar=1, compression=1)
+        check_above_0(self, "model.attention.", "logit_cap scale")
         if self.scale is not None and self.query_pre_attn_scalar is not None:
             raise SettingError(
                 f"model.attention.scale={self.scale} takes the place of "
@@ -167,7 +167,7 @@ class AttentionConfig:
                 "should be None"
             )
         # limits the memory for tables with a number per head, which are made on the host
-        at_most(self, "model.attention.", num_heads=2**16)
+        check_at_most(self, "model.attention.", num_heads=2**16)
         if self.num_heads % self.key_value_heads:
             heads = f"model.attention.num_key_value_heads={self.num_key_value_heads}"
             raise SettingError(f"{heads} should divide model.attention.num_heads={self.num_heads}")
@@ -218,8 +218,8 @@ class CrossAttentionConfig:
     d_kv: int | None = setting(None, {"kind": ("heads",)})
 
     def __post_init__(self):
-        at_least(self, "model.cross_attention.", num_heads=1, d_kv=1)
-        at_most(self, "model.cross_attention.", num_heads=2**16)
+        check_at_least(self, "model.cross_attention.", num_heads=1, d_kv=1)
+        check_at_most(self, "model.cross_attention.", num_heads=2**16)
         for name in ("num_heads", "d_kv"):
             if getattr(self, name) is not None and self.kind != "heads":
                 raise SettingError(
@@ -269,8 +269,8 @@ class MixerConfig:
     kernels: int | None = setting(None, CONVOLUTION)
 
     def __post_init__(self):
-        at_least(self, "model.mixer.", window=1, width=1, truncation=1, rank=1)
-        at_least(self, "model.mixer.", kernel_size=1, kernels=1)
+        check_at_least(self, "model.mixer.", window=1, width=1, truncation=1, rank=1)
+        check_at_least(self, "model.mixer.", kernel_size=1, kernels=1)
         if self.truncation is not None and self.kind not in RECURRENT:
             wants = f"needs model.mixer.kind='rnn', 'gru' or 'lstm', not {self.kind!r}"
             raise SettingError(f"model.mixer.truncation={self.truncation} {wants}")
@@ -288,7 +288,7 @@ class MlpConfig:
     adapter_width: int = 0
 
     def __post_init__(self):
-        at_least(self, "model.mlp.", d_ff=1, adapter_width=0)
+        check_at_least(self, "model.mlp.", d_ff=1, adapter_width=0)
 
 
 @dataclass(frozen=True)
@@ -330,10 +330,10 @@ class PositionsConfig:
     rotary: RotaryConfig = setting(RotaryConfig(), {"kind": ("rotary",)})
 
     def __post_init__(self):
-        at_least(self, "model.positions.", relative_max_distance=1, max_length=1, offset=0)
-        at_least(self, "model.positions.", relative_buckets=2)
+        check_at_least(self, "model.positions.", relative_max_distance=1, max_length=1, offset=0)
+        check_at_least(self, "model.positions.", relative_buckets=2)
         # limits the memory for tables with a number per bucket or distance, which are made on the host
-        at_most(self, "model.positions.", relative_buckets=2**16, relative_max_distance=2**20)
+        check_at_most(self, "model.positions.", relative_buckets=2**16, relative_max_distance=2**20)
         if self.kind == "relative-disentangled":
             self._check_disentangled()
 
@@ -411,13 +411,13 @@ class EmbeddingConfig:
     cluster_widths: tuple[int, ...] = ()
 
     def __post_init__(self):
-        at_least(self, "model.embedding.", d_embed=1, type_vocab_size=0, convolution=0)
+        check_at_least(self, "model.embedding.", d_embed=1, type_vocab_size=0, convolution=0)
         if self.convolution and self.convolution % 2 == 0:
             raise SettingError(
                 f"model.embedding.convolution={self.convolution} should be odd, so that as many tokens lie "
                 "before a position as after it"
             )
-        above_0(self, "model.embedding.", "multiplier")
+        check_above_0(self, "model.embedding.", "multiplier")
         if min((*self.clusters, *self.cluster_widths), default=1) < 1:
             raise SettingError(
                 f"model.embedding.clusters={self.clusters} and model.embedding.cluster_widths="
@@ -461,8 +461,8 @@ class NormConfig:
     first_attention: Literal["norm", "none"] = setting("norm", {"kind": ("rms", "layer")})
 
     def __post_init__(self):
-        above_0(self, "model.norm.", "epsilon fraction")
-        at_most(self, "model.norm.", fraction=1)
+        check_above_0(self, "model.norm.", "epsilon fraction")
+        check_at_most(self, "model.norm.", fraction=1)
 
 
 @dataclass(frozen=True)
@@ -485,9 +485,9 @@ class OutputConfig:
     softmax: Literal["full", "adaptive"] = setting("full", {"logits": Values(exclude=("none",))})
 
     def __post_init__(self):
-        above_0(self, "model.output.", "logit_cap logit_divisor")
-        at_least(self, "model.output.", softmaxes=1)
-        at_most(self, "model.output.", softmaxes=2**16)
+        check_above_0(self, "model.output.", "logit_cap logit_divisor")
+        check_at_least(self, "model.output.", softmaxes=1)
+        check_at_most(self, "model.output.", softmaxes=2**16)
         if self.softmaxes > 1 and self.logits == "none":
             raise SettingError(
                 f"model.output.softmaxes={self.softmaxes} needs an output matrix: model.output.logits='none' "
@@ -519,7 +519,7 @@ class CompileConfig:
     loss_chunks: int = 1
 
     def __post_init__(self):
-        at_least(self, "model.compile.", loss_chunks=1)
+        check_at_least(self, "model.compile.", loss_chunks=1)
         if self.remat == "names" and not self.saved + self.offloaded:
             raise SettingError(
                 "model.compile.remat='names' should have tensors in model.compile.saved or "

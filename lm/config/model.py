@@ -16,10 +16,10 @@ from lm.config.base import (
     Conditions,
     SettingError,
     Values,
-    above_0,
-    at_least,
-    at_most,
     changes,
+    check_above_0,
+    check_at_least,
+    check_at_most,
     setting,
 )
 from lm.config.experts import ExpertsConfig
@@ -125,8 +125,8 @@ class EncoderConfig:
     layer_windows: tuple[int | None, ...] = ()
 
     def __post_init__(self):
-        at_least(self, "model.encoder.", d_ff=1, d_kv=1, num_heads=1)
-        at_most(self, "model.encoder.", num_heads=2**16)
+        check_at_least(self, "model.encoder.", d_ff=1, d_kv=1, num_heads=1)
+        check_at_most(self, "model.encoder.", num_heads=2**16)
         if not windows_are_valid(self.layer_windows):
             raise SettingError(
                 f"model.encoder.layer_windows={self.layer_windows} should be numbers from 0 on, or None "
@@ -143,7 +143,7 @@ class LoraConfig:
     matrices: tuple[LoraMatrix, ...] = setting(("query", "value"), LOW_RANK)  # matrices that are updated
 
     def __post_init__(self):
-        at_least(self, "lora.", rank=0)
+        check_at_least(self, "lora.", rank=0)
         if not (self.alpha > 0 and self.matrices):
             raise SettingError(f"lora.alpha={self.alpha} should be above 0, lora.matrices name one or more")
 
@@ -236,8 +236,8 @@ class ModelConfig:
     published: str = ""  # config.json of the imported checkpoint, for lm convert export
 
     def __post_init__(self):
-        at_least(self, "model.", vocab_size=1, num_encoder_layers=1, num_decoder_layers=1, d_model=1)
-        above_0(self, "model.", "residual_multiplier")
+        check_at_least(self, "model.", vocab_size=1, num_encoder_layers=1, num_decoder_layers=1, d_model=1)
+        check_above_0(self, "model.", "residual_multiplier")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
         self._check_heads()

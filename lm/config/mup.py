@@ -15,7 +15,7 @@ widths (d_ff, and the number of heads times d_kv) grow in proportion to d_model.
 
 from dataclasses import dataclass
 
-from lm.config.base import ABOVE_0, Condition, Values, at_least, setting
+from lm.config.base import ABOVE_0, Condition, Values, check_at_least, setting
 from lm.config.layers import RELATIVE_VECTOR_KINDS
 
 # The values of settings of a model for whose parts the table has a rule.
@@ -57,4 +57,4 @@ class MupConfig:
     base_d_kv: int | None = setting(None, {"base": ABOVE_0})
 
     def __post_init__(self):
-        at_least(self, "model.mup.", base=0, base_d_kv=1)
+        check_at_least(self, "model.mup.", base=0, base_d_kv=1)

@@ -17,7 +17,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import Regex, pre_tokenizers
 
-from lm.config.base import SettingError, nearest, parse_json, read_object
+from lm.config.base import SettingError, did_you_mean, parse_json, read_object
 from lm.tokenizers.sentencepiece import (
     MODEL_FILE,
     TOKENIZER_CONFIG,
@@ -421,7 +421,7 @@ def load_tokenizer(source: str | Path, sentinels: int, vocab_size: int) -> Token
     kind = str(source).partition(":")[0]
     if not path.exists() and kind.isalpha():  # not a path but a misspelt kind
         raise SettingError(
-            f"data.vocabulary={source!s} is unknown{nearest(kind, (*TOKENIZER_ALGORITHMS, 'bytes'))}"
+            f"data.vocabulary={source!s} is unknown{did_you_mean(kind, (*TOKENIZER_ALGORITHMS, 'bytes'))}"
         )
     return (
         WordPieceTokenizer(path, sentinels)

@@ -15,10 +15,10 @@ from lm.config.base import (
     change,
     changes,
     check_numbers,
+    did_you_mean,
     diff,
     from_json,
     leaves,
-    nearest,
     read_object,
     setting_descriptions,
     to_json,
@@ -144,6 +144,6 @@ def test_every_leaf_has_its_comment():
     assert setting_descriptions(Outer)["size"] == "how many [tokens]"
 
 
-def test_nearest_names_the_closest_spelling_or_all_of_few():
-    assert nearest("nanno", ["nano", "mini"]) == "; did you mean 'nano'?"
-    assert nearest("zzz", ["nano", "mini", "nano"]) == "; choose from mini, nano", "each of them once"
+def test_did_you_mean_names_the_closest_spelling_or_all_of_few():
+    assert did_you_mean("nanno", ["nano", "mini"]) == "; did you mean 'nano'?"
+    assert did_you_mean("zzz", ["nano", "mini", "nano"]) == "; choose from mini, nano", "each of them once"

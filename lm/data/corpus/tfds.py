@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lm.config.base import DataError, SettingError, nearest, parse_json, read_object
+from lm.config.base import DataError, SettingError, did_you_mean, parse_json, read_object
 from lm.files import matches_checksum, write_with_checksum
 
 Row = dict[str, Any]
@@ -47,7 +47,7 @@ def prepared_rows(name: str, split: str, cache: Path, on_corrupt: OnCorrupt = "s
     info = open_builder(folder).info
     for part in split.split("+"):
         if part.partition("[")[0] not in info.splits:
-            raise SettingError(f"{name} at {folder} has no split {part!r}{nearest(part, info.splits)}")
+            raise SettingError(f"{name} at {folder} has no split {part!r}{did_you_mean(part, info.splits)}")
     check_files(folder, split)
     skipped = corrupt_records(TfdsRows(folder, split), cache) if on_corrupt == "skip" else ()
     return TfdsRows(folder, split, skipped)
@@ -74,7 +74,7 @@ def find_prepared(name: str, cache: Path) -> Path:
         return folder
     folders, names = tfds_folders(cache), prepared_sets(cache)
     unversioned = {name_with_version.partition(":")[0] for name_with_version in names}
-    suggestion = nearest(f"{name}:{version}", names) if version else nearest(name, unversioned)
+    suggestion = did_you_mean(f"{name}:{version}", names) if version else did_you_mean(name, unversioned)
     missing = f"dataset {name!r}{f' version {version}' if version else ''} is not prepared"
     command = preparation_command(name, folders[0])
     raise SettingError(f"{missing} in {', '.join(map(str, folders))}{suggestion}; to prepare it: {command}")

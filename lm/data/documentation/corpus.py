@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.c4.filters import hash_fraction
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.data.corpus.files import Split
 from lm.data.corpus.shards import TfdsShard, select_records, tfds_shards
 from lm.data.corpus.tfds import OnCorrupt, Row, named_file_digest
@@ -263,7 +263,7 @@ def documentation_shards(
         name = "unfiltered" if part == "unfiltered" else "corpus"
         return tfds_shards(f"documentation/{name}", split, cache, corrupt)
     if part not in CORPUS_PARTS:
-        near = nearest(part, (*CORPUS_PARTS, "unfiltered", INSTALLED))
+        near = did_you_mean(part, (*CORPUS_PARTS, "unfiltered", INSTALLED))
         raise SettingError(f"documentation has no part {part!r}{near}")
     shards = tfds_shards("documentation/corpus", split, cache, corrupt)
     return select_records(shards, lambda row: row["name"].partition(".")[0] in CORPUS_PARTS[part])
