@@ -24,7 +24,7 @@ from experiments.processes.restart import (
     run_with_restarts,
 )
 from experiments.study.plugins import pop_study_option, study_files
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.train.runtime.preemption import is_compiling
 
 _HELP = """\
@@ -244,10 +244,10 @@ def named_command(words: Sequence[str]) -> tuple[str, list[str]]:
         if new := RENAMED_COMMANDS.get(f"{name} {rest[0]}"):
             raise SettingError(f"lm {name} {rest[0]} is now {new}")
         if rest[0] not in subcommands:
-            raise SettingError(f"lm {name} has no command {rest[0]!r}{nearest(rest[0], subcommands)}")
+            raise SettingError(f"lm {name} has no command {rest[0]!r}{did_you_mean(rest[0], subcommands)}")
         return f"{name} {rest[0]}", rest[1:]
     if name not in COMMANDS:
-        raise SettingError(f"there is no command {name!r}{nearest(name, [*COMMANDS, *GROUPS])}")
+        raise SettingError(f"there is no command {name!r}{did_you_mean(name, [*COMMANDS, *GROUPS])}")
     return name, rest
 
 

@@ -12,7 +12,7 @@ from lm_eval.api.model import LM
 
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import language_models, open_run, texts_of_run
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 
 IGNORED = ("batch_size", "max_batch_size", "device", "trust_remote_code")  # that lm_eval gives to every model
 
@@ -29,7 +29,7 @@ class StudyModel(LM):
         super().__init__()
         if unknown := sorted(others.keys() - {*IGNORED}):
             names = ("run", "mixture", "max_length")
-            raise SettingError(f"--model_args {unknown[0]}: unknown{nearest(unknown[0], names)}")
+            raise SettingError(f"--model_args {unknown[0]}: unknown{did_you_mean(unknown[0], names)}")
         trained = open_run(Path(run), language_models(stages_of(Path(run)), mixture), mixture)
         print(trained.which, file=sys.stderr)  # the tables are what is printed
         self.texts = texts_of_run(trained, max_length)

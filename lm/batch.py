@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 
 Array = Any  # np.ndarray or jax.Array
 
@@ -99,7 +99,7 @@ class Batch:
         by_side: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "": {}}
         for name, array in features.items():
             if name not in FEATURES:
-                raise SettingError(f"feature {name!r} of a batch is unknown{nearest(name, FEATURES)}")
+                raise SettingError(f"feature {name!r} of a batch is unknown{did_you_mean(name, FEATURES)}")
             side, field = FEATURES[name]
             by_side[side][field] = array
         sides = {name: Side(**by_side[name]) for name in ("encoder", "decoder") if by_side[name]}

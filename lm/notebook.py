@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from lm import convert, sharding
-from lm.config.base import SettingError, at_least
+from lm.config.base import SettingError, check_at_least
 from lm.config.mesh import MeshConfig
 from lm.config.model import ModelConfig, Pool
 from lm.config.training import OptimizerConfig
@@ -44,7 +44,7 @@ class PairTraining:
     seed: int = 0  # of the order of pairs, and of dropout
 
     def __post_init__(self):
-        at_least(self, "", steps=1, batch_size=1, inputs_length=2, targets_length=2)
+        check_at_least(self, "", steps=1, batch_size=1, inputs_length=2, targets_length=2)
 
 
 @dataclass(frozen=True)

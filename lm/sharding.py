@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lm.batch import FEATURES as BATCH_FEATURES
 from lm.batch import Batch, Side
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.config.mesh import MeshConfig, describe_mesh
 
 Tree = TypeVar("Tree")
@@ -319,7 +319,9 @@ def _check_names(names: tuple[str, ...], table: Mapping[str, Any], what: str) ->
     """Raise SettingError for an axis that a table lacks."""
     for name in names:
         if name not in table:
-            raise SettingError(f"{what} has the axis {name!r}, which lm.sharding lacks{nearest(name, table)}")
+            raise SettingError(
+                f"{what} has the axis {name!r}, which lm.sharding lacks{did_you_mean(name, table)}"
+            )
 
 
 def _spec(names: tuple[str, ...], shape: tuple[int, ...], table: Mapping[str, Any], what: str, mesh: Any):

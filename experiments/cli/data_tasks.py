@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 from experiments.cli.settings import Runs
 from experiments.console import CONSOLE, RUNS, Cell, Sheet, print_line, show_sheet
 from experiments.study.paths import check_runs
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.data.corpus import tfds
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED, LabelledTask
@@ -25,7 +25,7 @@ def data_tasks(pattern: str = "*", /, runs: Runs = RUNS) -> None:
     cache, missing = runs / "cache", set()
     tasks = [task for task in (*TASKS.values(), *LABELLED.values()) if fnmatch(task.name, pattern)]
     if not tasks:
-        raise SettingError(f"no task matches {pattern!r}{nearest(pattern, {*TASKS, *LABELLED})}")
+        raise SettingError(f"no task matches {pattern!r}{did_you_mean(pattern, {*TASKS, *LABELLED})}")
     heads = ("task", "answered", "column", "metrics", "data set", "train", "validation")
     sheet: Sheet = {head: [] for head in heads}
     for task in tasks:

@@ -22,7 +22,7 @@ from launch import container, gce, gke, local, queued, resources, slices, slurm
 from launch.accelerators import parse_slice
 from launch.command import Job, LaunchError
 from launch.options import Container, Machines
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.data.corpus.files import matching_files
 from lm.data.corpus.readers import WINDOW_READERS
 from lm.data.corpus.spec import check_corpus_name, corpus_parts
@@ -167,7 +167,7 @@ def _files(experiment: Experiment) -> Iterator[tuple[str, str]]:
         corpora += [(part, "the corpus of data.vocabulary") for part in corpus_parts(trained_on)]
     elif kind not in (*TOKENIZER_ALGORITHMS, "bytes") and not experiment.start.model:
         if kind.isalpha() and not Path(data.vocabulary).exists():
-            known = nearest(kind, (*TOKENIZER_ALGORITHMS, "bytes"))
+            known = did_you_mean(kind, (*TOKENIZER_ALGORITHMS, "bytes"))
             raise SettingError(f"data.vocabulary={data.vocabulary!r} is unknown{known}")
         yield "vocabulary", data.vocabulary
     for corpus, setting in corpora:

@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments.console import RUNS
 from experiments.study.names import RESERVED_SCALES
 from experiments.study.scales import SCALES
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 
 LAST = "last"  # the run that `lm run` trained or looked up last
 _NAME = re.compile(r"@(\w[\w.+-]*)", re.ASCII)
@@ -94,7 +94,7 @@ def _resolve(word: str, runs: Path) -> str:
         known = sorted(path.name for path in runs.glob("*") if path.is_symlink() and path.exists())
         hint = "; `lm run ROW --name NAME` gives a name; a run in another folder of runs is FOLDER/NAME"
         if known:
-            hint = nearest(found[1], known)
+            hint = did_you_mean(found[1], known)
         raise SettingError(f"no run in {runs} is called {found[1]!r}{hint}")
     folder = Path(os.path.relpath(link.resolve()))
     if not folder.exists():

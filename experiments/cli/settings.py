@@ -30,8 +30,8 @@ from lm.config.base import (
     DataError,
     SettingError,
     changes,
+    did_you_mean,
     leaves,
-    nearest,
     parse_json,
     setting_descriptions,
     unused_settings,
@@ -370,7 +370,7 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
     """
     if not path.exists():
         beside = [each.name for each in path.absolute().parent.glob("*") if each.suffix in (".toml", ".json")]
-        raise SettingError(f"--config {path} is not there{nearest(path.name, beside)}")
+        raise SettingError(f"--config {path} is not there{did_you_mean(path.name, beside)}")
     try:
         text = path.read_text("utf-8")
         if path.suffix == ".toml":

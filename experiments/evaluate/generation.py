@@ -10,7 +10,7 @@ import numpy as np
 from rich.markup import escape
 
 from experiments.console import UNBROKEN
-from lm.config.base import SettingError, at_least, diff
+from lm.config.base import SettingError, check_at_least, diff
 from lm.config.decoding import Decoding
 from lm.tokenizers.tokenizer import MASK, Tokenizer
 
@@ -42,7 +42,7 @@ class Filling:
     passes: PassesName = "mask-predict"
 
     def __post_init__(self):
-        at_least(self, "", top=1, iterations=0)
+        check_at_least(self, "", top=1, iterations=0)
         if self.passes != "mask-predict" and not self.iterations:
             raise SettingError(f"passes={self.passes!r} needs iterations of 1 or more, such as 10")
 

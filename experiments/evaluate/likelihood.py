@@ -14,7 +14,7 @@ from rich.markup import escape
 from experiments.console import CONSOLE, UNBROKEN, listing, print_line
 from experiments.runs.paths import find_cache
 from lm import files
-from lm.config.base import SettingError, at_least, parse_json
+from lm.config.base import SettingError, check_at_least, parse_json
 from lm.data.corpus.files import Split
 from lm.data.corpus.readers import WINDOW_READERS
 from lm.data.corpus.shards import iter_documents
@@ -56,7 +56,7 @@ class Scoring:
     draws: int = 64
 
     def __post_init__(self):
-        at_least(self, "", length=0, stride=0, texts=0, draws=2)
+        check_at_least(self, "", length=0, stride=0, texts=0, draws=2)
 
 
 def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> None:

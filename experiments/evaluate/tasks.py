@@ -19,7 +19,7 @@ from experiments.runs.sources import Sources
 from experiments.runs.vocabulary import stored_vocabulary
 from lm import files
 from lm.batch import Batch
-from lm.config.base import SettingError, nearest, parse_json
+from lm.config.base import SettingError, did_you_mean, parse_json
 from lm.data.tasks.benchmarks import TASKS, find_task
 from lm.data.tasks.choices import Choices
 from lm.data.tasks.labelled import LABELLED, AnyTask, LabelledTask, find_labelled
@@ -398,7 +398,7 @@ def score_file(path: Path, name: str, selection: RowSelection) -> None:
     Each line is a text or, in a .jsonl file, an answer or {"prediction": answer}.
     """
     if name not in KNOWN and not is_task_file(name):
-        raise SettingError(f"there is no task {name!r}{nearest(name, KNOWN)}")
+        raise SettingError(f"there is no task {name!r}{did_you_mean(name, KNOWN)}")
     task: AnyTask
     if name in LABELLED and name not in TASKS:
         task = LABELLED[name]
@@ -492,6 +492,6 @@ def named_tasks(names: Sequence[str]) -> list[str]:
         if is_prompted_task(name):
             find_prompted_task(name)  # SettingError if there is none
         elif name not in KNOWN and not is_task_file(name):
-            raise SettingError(f"there is no task {name!r}{nearest(name, KNOWN | MIXTURES.keys())}")
+            raise SettingError(f"there is no task {name!r}{did_you_mean(name, KNOWN | MIXTURES.keys())}")
         tasks.append(name)
     return list(dict.fromkeys(tasks))

@@ -13,7 +13,7 @@ from experiments.figures.masks import MASKS, masked_softmax_steps
 from experiments.figures.panels import Curve, HeatMap, Plot, PlotGrid, Scale, tick_labels
 from experiments.figures.spec import FigureSpec
 from lm.config.attention import RotaryConfig, SparsityConfig
-from lm.config.base import SettingError, at_least, changes
+from lm.config.base import SettingError, changes, check_at_least
 from lm.config.layers import AttentionConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.ops.positions import sinusoids
@@ -29,7 +29,7 @@ class SinusoidsFigure(FigureSpec):
     width: int = 64  # size of the embedding, even [features]
 
     def figure(self) -> Figure:
-        at_least(self, "--", length=1, width=2)
+        check_at_least(self, "--", length=1, width=2)
         if self.width % 2:
             raise SettingError(f"--width {self.width} should be even: a sine and a cosine of each wave")
         positions = jnp.arange(self.length)[None]
@@ -49,7 +49,7 @@ class MasksFigure(FigureSpec):
     length: int = 16  # length of the sequences [tokens]
 
     def figure(self) -> Figure:
-        at_least(self, "--", length=4)
+        check_at_least(self, "--", length=4)
         panels = [HeatMap(name, example.mask(self.length), VISIBLE) for name, example in MASKS.items()]
         return draw_heat_maps(panels, "key [position]", "query [position]")
 
@@ -63,7 +63,7 @@ class ScoresFigure(FigureSpec):
     seed: int = 0  # seed of the random numbers
 
     def figure(self) -> Figure:
-        at_least(self, "--", length=1, width=1)
+        check_at_least(self, "--", length=1, width=1)
         steps = masked_softmax_steps(self.length, self.width, self.seed)
         largest = float(np.abs(steps["scores"]).max())
         score = Scale("score [nats]", -largest, largest, "RdBu_r")
@@ -91,7 +91,7 @@ class DistancesFigure(FigureSpec):
     width: int = 64  # size of a head with rotary positions [features]
 
     def figure(self) -> Figure:
-        at_least(self, "--", reach=1, heads=1, width=2)
+        check_at_least(self, "--", reach=1, heads=1, width=2)
         if self.width % 2:
             raise SettingError(f"--width {self.width} should be even: features rotate in pairs")
         buckets = bucket_curves(self.reach, ModelConfig())
@@ -117,7 +117,7 @@ class LengthsFigure(FigureSpec):
     def figure(self) -> Figure:
         if not self.lengths or min(self.lengths) < 1:
             raise SettingError(f"--lengths {self.lengths} should be lengths of at least 1")
-        at_least(self, "--", window=0, heads=1, width=1)
+        check_at_least(self, "--", window=0, heads=1, width=1)
         config = ModelConfig(
             "decoder",
             positions=PositionsConfig(kind="none"),

@@ -14,7 +14,7 @@ from experiments.figures.panels import Curve, Plot, PlotGrid, tick_labels
 from experiments.figures.spec import FigureSpec
 from experiments.study.registry import build
 from lm.batch import Batch, Side
-from lm.config.base import SettingError, above_0, at_least
+from lm.config.base import SettingError, check_above_0, check_at_least
 from lm.config.model import ModelConfig
 from lm.config.mup import MupConfig
 from lm.config.training import OptimizerConfig
@@ -61,8 +61,8 @@ class CoordinatesFigure(FigureSpec):
 
     @cached_property
     def _config(self) -> ModelConfig:
-        at_least(self, "--", steps=1)
-        above_0(self, "--", "rate")
+        check_at_least(self, "--", steps=1)
+        check_above_0(self, "--", "rate")
         if len(set(self.factors)) < 2 or min(self.factors) < 1:
             raise SettingError(f"--factors {self.factors} should be two or more, from 1 on, such as 1 2 4")
         experiment = build(self.row, self.scale)

@@ -21,7 +21,7 @@ from experiments.runs.result import Result, check_settings, read_result
 from experiments.study.paths import run_folder
 from experiments.study.registry import TABLES, build
 from experiments.study.scales import SCALES
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,7 +188,7 @@ class HistoryFigure(FigureSpec):
     def scores(self) -> tuple[list[ModelScore], list[ModelScore]]:
         """Return the scores of the tables history and history-budgets; SettingError if no run is finished."""
         if self.scale not in SCALES:
-            raise SettingError(f"--scale={self.scale!r} is unknown{nearest(self.scale, SCALES)}")
+            raise SettingError(f"--scale={self.scale!r} is unknown{did_you_mean(self.scale, SCALES)}")
         models = read_scores(self.runs, self.scale, HISTORY)
         if not models:
             raise SettingError(

@@ -32,7 +32,7 @@ from experiments.runs.stages import stages_of
 from experiments.runs.trained import Trained, language_models, networks, open_ngrams, open_run
 from lm import sharding
 from lm.batch import Side
-from lm.config.base import SettingError, at_least
+from lm.config.base import SettingError, check_at_least
 from lm.evaluate.distance import layer_distances
 from lm.evaluate.generate import greedy
 from lm.evaluate.lens import mean_similarity, word_similarity
@@ -88,7 +88,7 @@ class HeadsFigure(TextFigure):
     heads: int = 4
 
     def figure(self) -> Figure:
-        at_least(self, "--", heads=0)
+        check_at_least(self, "--", heads=0)
         return draw_heads(self.read(), self.heads)
 
 
@@ -119,7 +119,7 @@ class NextTokenFigure(TextFigure):
     needs_output: ClassVar[bool] = True
 
     def figure(self) -> Figure:
-        at_least(self, "--", k=1)
+        check_at_least(self, "--", k=1)
         if (ngrams := open_ngrams(self.run, self.mixture)) is None:
             return draw_next_tokens(self.read(), self.k)
         print(ngrams.which)
@@ -239,7 +239,7 @@ class GradientFigure(FigureSpec):
     gain: float = 2.0  # factor of the second RNN's recurrent weights, without a run
 
     def figure(self) -> Figure:
-        at_least(self, "--", width=1, length=3)
+        check_at_least(self, "--", width=1, length=3)
         if self.run is None:
             title = f"layers of {self.width} features at initialization"
             return draw_gradients(title, initial_gradients(self.width, self.length, self.gain))

@@ -40,7 +40,7 @@ from experiments.study.scales import DEFAULT_SCALE, PAPER_SCALE, SCALES
 from experiments.study.table import Row
 from experiments.study.words import setting_arguments
 from lm import sharding
-from lm.config.base import SettingError, change, diff, leaves, nearest
+from lm.config.base import SettingError, change, did_you_mean, diff, leaves
 from lm.config.model import ModelConfig
 from lm.data.packing import row_length
 from lm.nn.presets import PRESETS
@@ -125,7 +125,7 @@ def _of_published_size(row: Row, scale: str, size: str) -> Experiment:
     At scale base the row's paper gives batch, lengths, rates and data as ever, but not the size of the model.
     """
     if size not in PRESETS:
-        raise SettingError(f"--size {size}: unknown model size{nearest(size, PRESETS)}")
+        raise SettingError(f"--size {size}: unknown model size{did_you_mean(size, PRESETS)}")
     plain = dict(leaves(ModelConfig()))
     new = {
         f"model.{path}": x for path, x in leaves(PRESETS[size]) if path in SIZE_SETTINGS or x != plain[path]

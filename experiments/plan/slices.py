@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import combinations_with_replacement
 from math import ceil, log, prod
 
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 
 GIB = 2**30
 
@@ -100,7 +100,9 @@ def find_slice(name: str, count: int = 1, option: str = "--topology") -> Slice:
         raise SettingError(f"mesh.slice={count} should be the number of slices, 1 or more, each of {option}")
     generation, _, sides = name.partition(":")
     if generation not in CHIPS:
-        raise SettingError(f"{option} {name}: a TPU {generation!r} is unknown{nearest(generation, CHIPS)}")
+        raise SettingError(
+            f"{option} {name}: a TPU {generation!r} is unknown{did_you_mean(generation, CHIPS)}"
+        )
     shape, shapes = tuple(map(int, re.findall(r"\d+", sides))), list(shapes_of(generation))
     if shape not in shapes or sides != "x".join(map(str, shape)):
         size = log(max(prod(shape), 1))

@@ -42,7 +42,7 @@ from experiments.study.scales import NOT_AVERAGED, SCALES
 from experiments.study.start import START_ONLY_ROW
 from experiments.study.table import SECOND_HAND, UNSURE, Table
 from experiments.study.words import setting_arguments
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.files import json_with_checksum, write
 
 POLL_SECONDS = 5.0  # between looks at the folders of runs
@@ -245,7 +245,8 @@ def predict_other(
         return predictions(comparisons, read_combined_scores(Path(against)))
     if against not in SCALES:
         raise SettingError(
-            f"--against {against} should be a scale or the results.json of a report{nearest(against, SCALES)}"
+            f"--against {against} should be a scale or the results.json of a report"
+            f"{did_you_mean(against, SCALES)}"
         )
     tables = [comparison.table for comparison in comparisons]
     others = compare_tables(tables, against, runs, overrides, warn)

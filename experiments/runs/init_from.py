@@ -33,7 +33,7 @@ from experiments.study.names import STARTS_FOLDER
 from experiments.study.overrides import CONVERTIBLE_MODEL_SETTINGS, NO_SETTINGS, start_changes
 from experiments.study.paths import check_runs
 from experiments.study.settings_diff import result_settings
-from lm.config.base import SettingError, changes, nearest
+from lm.config.base import SettingError, changes, did_you_mean
 from lm.config.model import ModelConfig
 from lm.files import atomic_folder, locked_if_possible, write
 from lm.special_tokens import special_ids
@@ -257,7 +257,9 @@ def _resolve_source(where: str, option: str) -> "tuple[Path, NetworkStage | None
             raise SettingError(f"{option} {where}: its model is made of counts, and training needs a network")
         models = {stage.name: stage for stage in networks(stages_of(folder)) if stage.has_text_model}
         if not models or name not in ("", *models):
-            raise SettingError(f"{option} {where}: {folder} has no stage {name!r}{nearest(name, models)}")
+            raise SettingError(
+                f"{option} {where}: {folder} has no stage {name!r}{did_you_mean(name, models)}"
+            )
         stage = models[name or pretrained_of_run(models)]
         which = describe_model(folder, stage.name, models, "RUN:STAGE", stage.progress_if_unfinished)
         print(f"{option} {where}: {which}", file=sys.stderr)

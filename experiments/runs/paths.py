@@ -15,7 +15,7 @@ from pathlib import Path
 from experiments.study.experiment import Experiment
 from experiments.study.names import STARTS_FOLDER
 from experiments.study.plugins import needed_study
-from lm.config.base import SettingError, from_json, nearest, to_json
+from lm.config.base import SettingError, did_you_mean, from_json, to_json
 from lm.files import json_with_checksum, parse_with_checksum, write
 
 SETTINGS, PATHS, SCORES = "settings.json", "paths.json", "scores.json"  # in the folder of a run
@@ -187,7 +187,7 @@ def load_settings(run: Path) -> Experiment:
     path = run / SETTINGS
     if not path.exists():
         runs = sorted(str(p.parent) for p in Path().glob(f"runs/**/{SETTINGS}"))
-        raise SettingError(f"{run} is no run: it has no {SETTINGS}{nearest(str(run), runs)}")
+        raise SettingError(f"{run} is no run: it has no {SETTINGS}{did_you_mean(str(run), runs)}")
     try:
         return from_json(Experiment, json.dumps(parse_with_checksum(path.read_bytes(), path)))
     except (SettingError, OSError) as error:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from experiments.study.plugins import ORIGIN_FILE, STUDY_OPTION, study_files
 from experiments.study.settings_diff import setting_changes
 from lm.config import base as config
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.files import json_with_checksum, parse_with_checksum, write
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def allowed(names: str) -> frozenset[str]:
     """Return the PARTS named in the option --allow, separated by commas; SettingError for unknown ones."""
     allow = frozenset(filter(None, names.split(",")))
     for name in sorted(allow - set(PARTS)):
-        raise SettingError(f"--allow {name!r} is unknown{nearest(name, PARTS)}")
+        raise SettingError(f"--allow {name!r} is unknown{did_you_mean(name, PARTS)}")
     return allow
 
 

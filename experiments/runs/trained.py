@@ -19,7 +19,7 @@ from lm import sharding
 from lm.batch import Batch
 from lm.classical.ngram import KneserNey
 from lm.classical.word2vec import WordVectors
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.config.model import ModelConfig
 from lm.evaluate.generate import prompt_batch
 from lm.evaluate.loglikelihood import without_start
@@ -265,7 +265,7 @@ def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
             "that trains one (pretraining.steps, finetuning.steps, tuning)"
         )
     if name and name not in models:
-        raise SettingError(f"--mixture {name!r} is no part of {folder}{nearest(name, models)}")
+        raise SettingError(f"--mixture {name!r} is no part of {folder}{did_you_mean(name, models)}")
     return models[name or model_of_run(models)]
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn, cast
 
 from experiments.study.experiment import Experiment, Mask, PretrainingPhase
 from experiments.study.setting_paths import Changes
-from lm.config.base import SettingError, changes, leaves, nearest
+from lm.config.base import SettingError, changes, did_you_mean, leaves
 from lm.objectives.denoising import OBJECTIVES, Objective
 
 # Path of a setting -> its new value, as the command line gives them. In rows and scales they are ``Changes``,
@@ -19,7 +19,7 @@ Overrides = dict[str, Any]
 def objective(name: str) -> Changes:
     """Return the change to the published objective of that name, with all of its settings."""
     if name not in OBJECTIVES:
-        raise SettingError(f"there is no objective {name!r}{nearest(name, OBJECTIVES)}")
+        raise SettingError(f"there is no objective {name!r}{did_you_mean(name, OBJECTIVES)}")
     return {"objective": OBJECTIVES[name]}
 
 
@@ -203,7 +203,7 @@ def _check_is_setting(experiment: Experiment, path: str) -> None:
         known = [name for name, _ in leaves(experiment)]
         last = path.rpartition(".")[2]
         namesakes = [name for name in known if name.rpartition(".")[2] == last]
-        like = nearest(path, namesakes or known)
+        like = did_you_mean(path, namesakes or known)
         raise SettingError(f"there is no setting {path!r}{like}") from error
 
 

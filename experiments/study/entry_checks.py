@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.config.layers import MixerName
 from lm.config.model import ModelConfig
 from lm.objectives.corruption import (
@@ -90,7 +90,7 @@ def check_noise(name: str, noise: Noise) -> None:
     settings = [field for field, value in vars(CorruptionConfig).items() if isinstance(value, property)]
     for ignored in noise.ignores:
         if ignored not in settings:
-            raise SettingError(f"NOISES[{name!r}] ignores {ignored!r}{nearest(ignored, settings)}")
+            raise SettingError(f"NOISES[{name!r}] ignores {ignored!r}{did_you_mean(ignored, settings)}")
     rng = np.random.default_rng(0)
     batch, width = len(LENGTHS), int(LENGTHS.max())
     uniforms = rng.random((batch, noise.uniforms_per_token, width), np.float32)

@@ -36,15 +36,15 @@ from experiments.study.conditions import (
 from lm.config.base import (
     ABOVE_0,
     GIVEN,
-    INT32,
+    MAX_INT32,
     SettingError,
     Values,
-    above_0,
-    at_least,
-    at_most,
+    check_above_0,
+    check_at_least,
+    check_at_most,
     check_seed,
+    did_you_mean,
     from_json,
-    nearest,
     parse_json,
     setting,
 )
@@ -109,9 +109,11 @@ class DataConfig:
     cache_size: float = 0.0
 
     def __post_init__(self):
-        at_least(self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0, held_out_documents=0)
-        at_least(self, "data.", streams=0, encoders=0, cache_size=0, inputs_length=1)
-        at_most(self, "data.", workers=MOST_PROCESSES, encoders=MOST_PROCESSES, vocabulary_size=2**24)
+        check_at_least(
+            self, "data.", sentinels=1, vocabulary_size=1, workers=0, repeats=0, held_out_documents=0
+        )
+        check_at_least(self, "data.", streams=0, encoders=0, cache_size=0, inputs_length=1)
+        check_at_most(self, "data.", workers=MOST_PROCESSES, encoders=MOST_PROCESSES, vocabulary_size=2**24)
         if not self.held_out_lengths or min(self.held_out_lengths) < 1:
             due = "should name one or more numbers of at least 1, such as (1, 2)"
             raise SettingError(f"data.held_out_lengths={self.held_out_lengths} {due}")
@@ -142,8 +144,8 @@ class MixingConfig:
 
     def __post_init__(self):
         # 1/T of a smaller T raises the sizes of tasks to powers that overflow float64
-        at_least(self, "mixing.", limit=1, temperature=0.1)
-        above_0(self, "mixing.", "corpus_share")
+        check_at_least(self, "mixing.", limit=1, temperature=0.1)
+        check_above_0(self, "mixing.", "corpus_share")
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,8 @@ class PhaseConfig:
         """Raise SettingError for impossible numbers; ``name`` is that of the phase."""
         least = {"steps": 0, "keep_hours": 0}
         least |= dict.fromkeys(("batch_size", "microbatches", "save_every", "log_every"), 1)
-        at_least(self, f"{name}.", **least)
-        at_most(self, f"{name}.", steps=INT32)
+        check_at_least(self, f"{name}.", **least)
+        check_at_most(self, f"{name}.", steps=MAX_INT32)
         if self.batch_size % self.microbatches:
             raise SettingError(
                 f"{name}.batch_size={self.batch_size} is not divisible by "
@@ -195,7 +197,7 @@ class StartConfig:
     )
 
     def __post_init__(self):
-        at_least(self, "start.", steps=0)
+        check_at_least(self, "start.", steps=0)
         if Path(self.model).name != self.model or self.model == "..":
             raise SettingError(
                 f"start.model={self.model!r} should be the name of a folder; --start PATH makes one"
@@ -247,7 +249,7 @@ class PretrainingPhase:
         name = values.get("objective")
         if isinstance(name, str):
             if name not in OBJECTIVES:
-                raise SettingError(f"there is no objective {name!r}{nearest(name, OBJECTIVES)}")
+                raise SettingError(f"there is no objective {name!r}{did_you_mean(name, OBJECTIVES)}")
             values["objective"] = asdict(OBJECTIVES[name])
         return from_json(cls, json.dumps(values))
 
@@ -314,7 +316,7 @@ class PretrainingConfig(PhaseConfig):
     def check(self, name: str) -> None:
         """Raise SettingError for impossible numbers; every checkpoint should be evaluated."""
         super().check(name)
-        at_least(self, f"{name}.", evaluate_every=0, steps_per_row=1)
+        check_at_least(self, f"{name}.", evaluate_every=0, steps_per_row=1)
         if self.evaluate_every and self.save_every % self.evaluate_every:
             raise SettingError(
                 f"{name}.save_every={self.save_every} should be a multiple of "
@@ -380,8 +382,8 @@ class TuningConfig:
     shuffled_inputs: int = setting(0, {"mixtures": GIVEN})
 
     def __post_init__(self):
-        at_least(self, "tuning.", inputs_length=2, examples_limit=1)
-        at_least(self, "tuning.", evaluation_examples=0, report_examples=0, shuffled_inputs=0)
+        check_at_least(self, "tuning.", inputs_length=2, examples_limit=1)
+        check_at_least(self, "tuning.", evaluation_examples=0, report_examples=0, shuffled_inputs=0)
         names = [*map(task_name, (*self.mixtures, *self.heads))]
         if both := sorted({name for name in names if names.count(name) > 1}):
             raise SettingError(
@@ -392,8 +394,8 @@ class TuningConfig:
             raise SettingError(
                 f"tuning.branches={self.branches} should rise from above 0 to 1.0, such as (0.25, 0.5, 1.0)"
             )
-        at_least(self, "tuning.", adapters=0)
-        at_most(self, "tuning.", adapters=1_000)
+        check_at_least(self, "tuning.", adapters=0)
+        check_at_most(self, "tuning.", adapters=1_000)
         chosen = []
         if self.adapters:
             chosen.append(f"tuning.adapters={self.adapters}")
@@ -418,8 +420,8 @@ class EnsembleConfig:
     )
 
     def __post_init__(self):
-        at_least(self, "ensemble.", members=1)
-        at_most(self, "ensemble.", members=MOST_MEMBERS)
+        check_at_least(self, "ensemble.", members=1)
+        check_at_most(self, "ensemble.", members=MOST_MEMBERS)
 
 
 @dataclass(frozen=True)
@@ -429,32 +431,32 @@ class Experiment:
     data: DataConfig = setting(
         DataConfig(),
         (NETWORK, NGRAMS),
-        apart=dict.fromkeys(("corrupt_records", "workers", "encoders", "cache_size"), ()),
+        overrides=dict.fromkeys(("corrupt_records", "workers", "encoders", "cache_size"), ()),
     )
     objective: Objective = setting(OBJECTIVES["baseline"], PRETRAINED)
     model: ModelConfig = setting(
         ModelConfig(),
         NETWORK,
-        apart={"vocab_size": (NETWORK, NGRAMS), "published": {"start.model": GIVEN}},
+        overrides={"vocab_size": (NETWORK, NGRAMS), "published": {"start.model": GIVEN}},
     )
     vectors: VectorsConfig = setting(VectorsConfig(), NETWORK | NO_CHECKPOINT | {"vectors.epochs": ABOVE_0})
     start: StartConfig = StartConfig()
     pretraining: PretrainingConfig = setting(
         PretrainingConfig(),
         PRETRAINED,
-        apart={"steps": (NETWORK, REPEATED_NGRAMS), "batch_size": (PRETRAINED, REPEATED_NGRAMS)},
+        overrides={"steps": (NETWORK, REPEATED_NGRAMS), "batch_size": (PRETRAINED, REPEATED_NGRAMS)},
     )
     distillation: DistillationConfig = setting(DistillationConfig(), PRETRAINED)
     finetuning: PhaseConfig = setting(
         PhaseConfig(steps=262_144, optimizer=OptimizerConfig(schedule="constant", learning_rate=0.001)),
         FINETUNED,
-        apart={"loss": TUNED_ON_TEXT},
+        overrides={"loss": TUNED_ON_TEXT},
     )
     mixing: MixingConfig = setting(MixingConfig(), PRETRAINED)
     tuning: TuningConfig = setting(
         TuningConfig(),
         (*FINETUNED, MULTI_TASK),
-        apart={
+        overrides={
             "mixtures": (*FINETUNED, MULTI_TASK, {"data.vocabulary_texts": ("corpus+tasks",)}),
             "heads": (*FINETUNED, TAGGER),
             "evaluation_examples": (*FINETUNED, MULTI_TASK, TAGGER),
@@ -480,8 +482,8 @@ class Experiment:
                 f"model.lora.rank={rank} should be 0: low-rank updates are set by tuning.lora.rank"
             )
         check_seed(self.seed, "seed", 2**32 // self.ensemble.members - 1)  # each member has its own
-        above_0(self, "", "generator_share")
-        at_most(self, "", generator_share=1)
+        check_above_0(self, "", "generator_share")
+        check_at_most(self, "", generator_share=1)
         if self.vectors.epochs and self.model.embedding.encoder == "separate":
             raise SettingError(
                 f"vectors.epochs={self.vectors.epochs} makes one embedding to start from: "

@@ -44,7 +44,7 @@ from experiments.study.papers import (
 )
 from experiments.study.scales import PAPER_SCALE, SCALES
 from experiments.study.table import Missing, Paper, Published, Row, Setup, Table, make_rows
-from lm.config.base import SettingError, check_used, diff, leaves, nearest
+from lm.config.base import SettingError, check_used, did_you_mean, diff, leaves
 from lm.objectives.denoising import OBJECTIVES
 
 BASELINE_ROW = t5.BASELINE_ROW  # name of the row without changes
@@ -94,7 +94,7 @@ def add_table(table: Table) -> None:
     if table.baseline not in known:
         raise SettingError(
             f"table {table.name!r}: there is no row {table.baseline!r}, its baseline"
-            f"{nearest(table.baseline, known)}"
+            f"{did_you_mean(table.baseline, known)}"
         )
     TABLES[table.name] = table
     REGISTRY.update({row.name: row for row in table.rows})
@@ -106,7 +106,7 @@ def add_rows(
     """Append rows to table ``name``; raise SettingError as ``add_table`` does."""
     if name not in TABLES:
         raise SettingError(
-            f"there is no table {name!r}{nearest(name, TABLES)}; a new one is made by "
+            f"there is no table {name!r}{did_you_mean(name, TABLES)}; a new one is made by "
             f"add_table(make_table({name!r}, TITLE, {{ROW: CHANGES}}))"
         )
     table = TABLES[name]
@@ -197,7 +197,7 @@ def _suggestion(name: str, names: Iterable[str]) -> str:
     if group and last:
         rows = rows or [row for row in REGISTRY if row.startswith(f"{group}/") and f"/{last}" in row]
     if not rows:
-        similar = nearest(name, names)
+        similar = did_you_mean(name, names)
         tables = {table.partition("/")[0] for table in TABLES}
         if name.partition("/")[0] in tables:
             return similar
@@ -239,7 +239,7 @@ def build(name: str, scale: str, overrides: Mapping[str, Any] | None = None) -> 
     SettingError for a row that needs what this code lacks.
     """
     if scale not in SCALES:
-        raise SettingError(f"scale={scale!r} is unknown{nearest(scale, SCALES)}")
+        raise SettingError(f"scale={scale!r} is unknown{did_you_mean(scale, SCALES)}")
     row = find_one(name)
     if row.needs:
         raise SettingError(needs_text(row))

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from experiments.study.changes import Changes, ReadOnly
 from experiments.study.experiment import BASELINE
 from experiments.study.scales import DEFAULT_SCALE
-from lm.config.base import SettingError, leaves, nearest
+from lm.config.base import SettingError, did_you_mean, leaves
 
 READ_ONLY_ROW_ERROR = "a row stays what it is; add one of your own with add_rows(TABLE, {ROW: CHANGES})"
 Pairs = Literal["all", "with-baseline"]  # pairs of rows that a table compares
@@ -335,7 +335,7 @@ def _check_axis(table: str, axis: Axis) -> None:
     """Raise SettingError unless the axis is a setting that may be a number."""
     settings = dict(leaves(BASELINE))
     if axis.setting not in settings:
-        like = nearest(axis.setting, settings)
+        like = did_you_mean(axis.setting, settings)
         raise SettingError(f"table {table!r}: its axis: there is no setting {axis.setting!r}{like}")
     value = settings[axis.setting]
     if isinstance(value, bool | str | tuple):
@@ -345,7 +345,7 @@ def _check_axis(table: str, axis: Axis) -> None:
 def _check_is_row(table: str, key: str, rows: Mapping[str, object], what: str) -> None:
     if key not in rows:
         raise SettingError(
-            f"table {table!r}: {what} names the row {key!r}, which it lacks{nearest(key, rows)}"
+            f"table {table!r}: {what} names the row {key!r}, which it lacks{did_you_mean(key, rows)}"
         )
 
 
@@ -369,4 +369,6 @@ def _check_known_columns(what: str, columns: Iterable[str], paper: Paper | None)
         if column not in known:
             if paper is None:
                 raise SettingError(f"{what}: column {column!r} needs a paper: give paper=Paper(...)")
-            raise SettingError(f"{what}: {paper.citation} has no column {column!r}{nearest(column, known)}")
+            raise SettingError(
+                f"{what}: {paper.citation} has no column {column!r}{did_you_mean(column, known)}"
+            )

@@ -22,7 +22,7 @@ import numpy as np
 from lm import files
 from lm.c4 import pages, passes
 from lm.c4.passes import SPAN, CleaningConfig
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 
 try:
     import apache_beam
@@ -63,7 +63,9 @@ def runner_options(pairs: Iterable[str]) -> PipelineOptions:
     known = PipelineOptions([]).get_all_options()
     for name in sorted(given.keys() - known.keys()):
         if not isinstance(runner, PortableRunner):
-            raise SettingError(f"beam_options: {type(runner).__name__} has no {name!r}{nearest(name, known)}")
+            raise SettingError(
+                f"beam_options: {type(runner).__name__} has no {name!r}{did_you_mean(name, known)}"
+            )
     return options
 
 

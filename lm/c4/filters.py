@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 
 Lines = list[str]
 Filter = Callable[[Lines], Lines | None]
@@ -203,7 +203,7 @@ def disabled_filters(names: Iterable[str]) -> tuple[str, ...]:
     """
     disabled, choices = set(names), (*FILTERS, DUPLICATES, "all")
     for name in sorted(disabled - set(choices)):
-        raise SettingError(f"there is no filter {name!r}{nearest(name, choices)}")
+        raise SettingError(f"there is no filter {name!r}{did_you_mean(name, choices)}")
     if "all" in disabled:
         disabled |= {*choices} - {"language"}
     return tuple(name for name in choices[:-1] if name in disabled)

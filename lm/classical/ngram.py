@@ -1,4 +1,4 @@
-"""n-grams of token ids: counts, documents sampled from them, and interpolated Kneser-Ney probabilities.
+"""n-grams of token ids: counts, and interpolated Kneser-Ney probabilities of tokens and continuations.
 
 A text is ``tokens`` int [N] and ``offsets`` int [documents + 1]: document d is
 ``tokens[offsets[d]:offsets[d + 1]]``. A begin-of-document symbol (BOS) is put in front of each document; it
@@ -15,8 +15,9 @@ from lm.classical.tables import load_tables, save_tables
 from lm.config.base import SettingError
 from lm.config.classical import MAX_ORDER
 
-MAX_VOCABULARY = 2**16  # ids; the keys of 2^46 different n-grams then fit in 63 bits
-KNESER_NEY = "Kneser-Ney"  # kind of a file of tables
+# ids; a key is then below 2^63 as long as the text has at most 2^46 different n-grams of an order
+MAX_VOCABULARY = 2**16
+KNESER_NEY = "Kneser-Ney"  # names the kind of model in its file (``save_tables``)
 SCORING_CHUNK = 1 << 18  # more takes more memory and is not faster [tokens]
 DEFAULT_DISCOUNT = 0.5  # where no n-gram of an order occurs once, so that it cannot be estimated
 ALL = slice(None)
@@ -141,7 +142,7 @@ def count_ngrams(tokens: np.ndarray, offsets: np.ndarray, order: int, vocab_size
     if not 1 <= vocab_size <= MAX_VOCABULARY:
         raise SettingError(f"vocab_size={vocab_size} of n-grams should be from 1 to {MAX_VOCABULARY:,}")
     text = _with_bos(tokens, offsets, vocab_size)
-    if len(text) < len(offsets):
+    if not len(tokens):
         raise SettingError("n-grams of a text without tokens cannot be counted; give one token at least")
     bos, base = vocab_size, vocab_size + 1
     keys: list[np.ndarray] = []
@@ -189,7 +190,9 @@ class KneserNey:
     index: NGramIndex
     # float64 [n-grams] for each order from 1: P(last token | prefix), interpolated with the lower orders
     probs: tuple[np.ndarray, ...]
-    backoffs: tuple[np.ndarray, ...]  # float64 [n-grams] for each order below the highest: as a context
+    # float64 [n-grams] for each order below the highest: the factor of the lower order's probability where
+    # this n-gram is the context
+    backoffs: tuple[np.ndarray, ...]
     discounts: tuple[float, ...]  # for each order from 1
 
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lm.config.base import DataError, SettingError, nearest
+from lm.config.base import DataError, SettingError, did_you_mean
 from lm.config.classical import SkipGramConfig
 from lm.files import matches_checksum, write_with_checksum
 
@@ -399,7 +399,7 @@ class WordVectors:
         """
         for word in words:
             if word not in self.ids:
-                raise SettingError(f"{word!r} has no vector{nearest(word, self.words)}")
+                raise SettingError(f"{word!r} has no vector{did_you_mean(word, self.words)}")
         return self.centres[[self.ids[word] for word in words]]
 
     def neighbours(self, word: str, count: int) -> list[tuple[str, float]]:

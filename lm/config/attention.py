@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from lm.config.base import GIVEN, Condition, Conditions, SettingError, above_0, at_least, setting
+from lm.config.base import GIVEN, Condition, Conditions, SettingError, check_above_0, check_at_least, setting
 
 # ``read_if`` of settings: which others they depend on
 STRETCHED: Condition = {"scaling": ("linear", "llama3", "yarn")}
@@ -47,8 +47,10 @@ class RotaryConfig:
     beta_slow: float = setting(1.0, YARN)
 
     def __post_init__(self):
-        above_0(self, "model.positions.rotary.", "base window_base factor low_frequency_factor beta_slow")
-        at_least(self, "model.positions.rotary.", original_length=1)
+        check_above_0(
+            self, "model.positions.rotary.", "base window_base factor low_frequency_factor beta_slow"
+        )
+        check_at_least(self, "model.positions.rotary.", original_length=1)
         for name in ("base", "window_base"):
             base = getattr(self, name)
             if self.scaling == "yarn" and base is not None and base <= 1:
@@ -121,7 +123,9 @@ class SparsityConfig:
     layer_windows: tuple[int | None, ...] = ()
 
     def __post_init__(self):
-        at_least(self, "model.sparsity.", window=0, dilation=1, global_tokens=0, block=1, random_blocks=0)
+        check_at_least(
+            self, "model.sparsity.", window=0, dilation=1, global_tokens=0, block=1, random_blocks=0
+        )
         windows = self.layer_windows
         if windows and (widest_window(windows) != self.window or not windows_are_valid(windows)):
             raise SettingError(

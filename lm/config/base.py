@@ -2,8 +2,9 @@
 
 A setting is addressed by its dotted path (``"model.mlp.d_ff"``). Its meaning, with its unit in square
 brackets, is the comment behind its field or above it, which ``setting_descriptions`` reads for ``lm show``
-and ``--help``. ``setting`` declares there with which values of other settings it is used. A setting that is
-given by hand but not used is refused (``check_used``): it would make another experiment with equal numbers.
+and ``--help``. A field that is declared with ``setting`` is used only if other settings have certain values,
+such as ``mixer.window`` only if ``mixer.kind`` is ``window``. A setting that a user gives but that is not
+used is refused (``check_used``): two experiments would differ in it and still compute the same.
 """
 
 import ast
@@ -55,34 +56,41 @@ def most_like(name: str, choices: Iterable[str]) -> str:
     return close[0] if close else ""
 
 
-def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` for the choice most like ``name``, or all choices if they are few."""
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return the end of an error message: which of ``choices`` may be meant by ``name``.
+
+    It is ``"; did you mean 'x'?"`` for the choice most like it, else ``"; choose from a, b"`` if there are at
+    most 20 choices, else ``""``.
+    """
     choices = sorted({*choices})
     if close := most_like(name, choices):
         return f"; did you mean {close!r}?"
     return f"; choose from {', '.join(choices)}" if 0 < len(choices) <= 20 else ""
 
 
-INT32 = 2**31 - 1  # the largest number of steps, which are counted in int32
-SMALLEST = 2.0**-126  # the smallest normal float32: smaller numbers are computed as 0
-_hints = functools.cache(typing.get_type_hints)  # building a table's rows takes thousands of changes
+MAX_INT32 = 2**31 - 1  # the largest number of steps, which are counted in int32
+MIN_NORMAL_FLOAT32 = 2.0**-126  # the smallest normal float32: smaller numbers are computed as 0
+_hints = functools.cache(typing.get_type_hints)  # a table of rows changes settings thousands of times
 _ADDED: dict[
     tuple[type, str], dict[str, tuple[str, ...]]
 ] = {}  # (class, field) -> {added choice: settings that it ignores}
 
 
 def set_choices(cls: type, field: str, table: Mapping[str, Any]) -> None:
-    """Let a field of a dataclass take the names in ``table``, on the command line, in rows and in files.
+    """Make the names in ``table`` the choices of a field of a dataclass.
 
-    A name that was added before and is not in ``table`` is a choice no more.
-    An added entry uses all settings that depend on this choice, except those in its attribute ``ignores``.
+    They hold on the command line, in rows of a study's tables, and in files of settings. A name that an
+    earlier call added and that ``table`` lacks is removed. Whatever ``read_if`` says, a choice that was added
+    counts as one that uses every setting which depends on this field, except the settings in the attribute
+    ``ignores`` of its entry.
     """
     literal: Any = typing.Literal
-    added, old = _ADDED.setdefault((cls, field), {}), typing.get_args(_hints(cls)[field])
+    added, previous = _ADDED.setdefault((cls, field), {}), typing.get_args(_hints(cls)[field])
     for name in added.keys() - table.keys():
         del added[name]
-    added |= {name: getattr(entry, "ignores", ()) for name, entry in table.items() if name not in old}
-    # Assigned whole: what is put into the dictionary is lost where Python 3.14 evaluates annotations anew.
+    added |= {name: getattr(entry, "ignores", ()) for name, entry in table.items() if name not in previous}
+    # Replace the whole dictionary: Python 3.14 evaluates annotations again, which would lose a value that was
+    # only put into the old one.
     cls.__annotations__ = cls.__annotations__ | {field: literal[tuple(table)]}
     _hints.cache_clear()
 
@@ -100,10 +108,12 @@ def changes(config: T, new: Mapping[str, Any], prefix: str = "") -> T:
     names = [field.name for field in dataclasses.fields(config)]
     values: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
+    # A group that is given as a whole replaces what was given for its parts before; parts that are given
+    # later change it.
     for path, value in new.items():
         head, _, rest = path.partition(".")
         if head not in names:
-            raise SettingError(f"{type(config).__name__} has no setting {head!r}{nearest(head, names)}")
+            raise SettingError(f"{type(config).__name__} has no setting {head!r}{did_you_mean(head, names)}")
         if rest:
             if not dataclasses.is_dataclass(getattr(config, head)):
                 raise SettingError(f"setting {head!r} is a single value and has no part {rest!r}")
@@ -120,12 +130,12 @@ def changes(config: T, new: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def _with_whole_path(message: str, prefix: str) -> str:
-    """Return an error of a group's own check with the whole path of the setting that it begins with.
+    """Return a message that begins with the path of a setting in its group, but with the full path instead.
 
     >>> _with_whole_path("loss.z_loss=-1 should be at least 0", "pretraining.loss.")
     'pretraining.loss.z_loss=-1 should be at least 0'
 
-    A group such as ``loss`` is part of several others, and its check does not know of which.
+    The check of a group such as ``loss``, which several others contain, does not know in which one it is.
     """
     outer, inner = "", prefix
     while inner:
@@ -183,7 +193,7 @@ def setting_descriptions(cls: type, prefix: str = "") -> dict[str, str]:
 
 def _class_source(cls: type) -> str:
     file = sys.modules[cls.__module__].__file__
-    if file is None or "." in cls.__qualname__:  # typed by hand, or defined in a function
+    if file is None or "." in cls.__qualname__:  # in an interactive session, or in a function
         return inspect.getsource(cls)
     return _classes_in(Path(file))[cls.__name__]
 
@@ -210,7 +220,7 @@ def from_json(cls: type[T], text: str | bytes) -> T:
     return _from_dict(cls, parse_json(text, "settings"), "")
 
 
-def at_least(settings: Any, prefix: str, **least: float) -> None:
+def check_at_least(settings: Any, prefix: str, **least: float) -> None:
     """Raise SettingError for a field below its minimum; None passes."""
     for name, bound in least.items():
         value = getattr(settings, name)
@@ -218,7 +228,7 @@ def at_least(settings: Any, prefix: str, **least: float) -> None:
             raise SettingError(f"{prefix}{name}={value} should be at least {bound}")
 
 
-def at_most(settings: Any, prefix: str, **most: float) -> None:
+def check_at_most(settings: Any, prefix: str, **most: float) -> None:
     """Raise SettingError for a field above its maximum; None passes."""
     for name, bound in most.items():
         value = getattr(settings, name)
@@ -226,15 +236,15 @@ def at_most(settings: Any, prefix: str, **most: float) -> None:
             raise SettingError(f"{prefix}{name}={value} should be at most {bound}")
 
 
-def above_0(settings: Any, prefix: str, names: str) -> None:
+def check_above_0(settings: Any, prefix: str, names: str) -> None:
     """Raise SettingError for a field not above 0 as a float32; ``names`` are space-separated, None passes."""
     for name in names.split():
         value = getattr(settings, name)
-        if value is not None and not value >= SMALLEST:
+        if value is not None and not value >= MIN_NORMAL_FLOAT32:
             raise SettingError(f"{prefix}{name}={value} should be above 0")
 
 
-def below_1(settings: Any, prefix: str, names: str) -> None:
+def check_at_least_0_below_1(settings: Any, prefix: str, names: str) -> None:
     """Raise SettingError for a field outside [0, 1), such as a decay; ``names`` are space-separated."""
     for name in names.split():
         if not 0 <= getattr(settings, name) < 1:
@@ -249,17 +259,20 @@ def check_seed(seed: int, name: str, most: int = 2**32 - 1) -> None:
 
 
 def check_numbers(config: Any, prefix: str = "") -> None:
-    """Raise SettingError for a number that overflows in 32 bits, in which everything is computed.
+    """Raise SettingError for a number that none of int32, uint32 and float32 holds.
 
-    ``prefix`` is the path of ``config`` in a larger one, as of ``changes``.
+    ``prefix`` is the path of ``config`` in a larger one, as in ``changes``.
     """
+    bounds = {int: (-(2**31), 2**32 - 1), float: (-3.4028235e38, 3.4028235e38)}
     for path, value in leaves(config, prefix):
         for index, number in enumerate(value if isinstance(value, tuple) else (value,)):
             if dataclasses.is_dataclass(number):  # a group in a tuple, such as a phase of pre-training
                 check_numbers(number, f"{path}[{index}].")
-            most = {int: 2**32 - 1, float: 3.4028235e38}.get(type(number))
-            if most is not None and not -most <= number <= most:
-                raise SettingError(f"{path}={value} should be a number between -{most:.4g} and {most:.4g}")
+            if type(number) not in bounds:
+                continue
+            least, most = bounds[type(number)]
+            if not least <= number <= most:
+                raise SettingError(f"{path}={value} should be a number between {least:.4g} and {most:.4g}")
 
 
 def parse_json(text: str | bytes, name: Any) -> Any:
@@ -271,11 +284,12 @@ def parse_json(text: str | bytes, name: Any) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; raise SettingError if it cannot be read or is no object."""
+    """Return the JSON object in a file; raise SettingError if it cannot be read or holds no object."""
     try:
-        value = parse_json(path.read_bytes(), path)
-    except (OSError, SettingError) as error:
-        raise SettingError(f"{path} cannot be read: {error}") from error
+        text = path.read_bytes()
+    except OSError as error:
+        raise SettingError(f"{path} cannot be read: {error.strerror or error}") from error
+    value = parse_json(text, path)
     if not isinstance(value, dict):
         raise SettingError(f"{path} should hold values by name, not a {type(value).__name__}")
     return value
@@ -287,7 +301,7 @@ def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
         raise SettingError(f"{prefix or cls.__name__} should be a group of settings, not {values!r}")
     for name in values:
         if name not in names:
-            raise SettingError(f"{cls.__name__} has no setting {prefix + name!r}{nearest(name, names)}")
+            raise SettingError(f"{cls.__name__} has no setting {prefix + name!r}{did_you_mean(name, names)}")
     hints, fields = typing.get_type_hints(cls), {}
     for name, value in values.items():
         path, kind = prefix + name, hints[name]
@@ -297,8 +311,8 @@ def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
             fields[name] = _checked(path, value, kind)
     try:
         return cls(**fields)
-    except SettingError:
-        raise
+    except SettingError as error:
+        raise SettingError(_with_whole_path(str(error), prefix)) from error
     except (ArithmeticError, TypeError, ValueError) as error:  # of absurd numbers
         raise SettingError(f"{prefix or cls.__name__} has values that make no sense: {error}") from error
 
@@ -314,7 +328,7 @@ def _checked(path: str, value: Any, kind: Any) -> Any:
     if origin is typing.Literal:
         if value in arguments:
             return value
-        raise SettingError(f"{path}={value!r} is not a choice{nearest(str(value), map(str, arguments))}")
+        raise SettingError(f"{path}={value!r} is not a choice{did_you_mean(str(value), map(str, arguments))}")
     if origin is tuple and isinstance(value, (tuple, list)):
         kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(value) != len(kinds):
@@ -338,16 +352,18 @@ def _checked(path: str, value: Any, kind: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """The values of a setting with which another setting is used.
+    """The values that a setting must have for another setting to be used.
 
-    They are those ``among`` some (a name may have an argument, as in ``unigram:CORPUS``), all except
-    those in ``exclude``, or all ``above`` a number.
+    They are the values in ``among``, where a string also stands for itself with an argument (``unigram`` for
+    ``unigram:CORPUS``); without ``among``, all values except those in ``exclude``; or, with ``above``, all
+    numbers above it.
     """
 
     among: tuple[Any, ...] = ()
     exclude: tuple[Any, ...] = ()
     above: float | None = None
-    description: str = ""  # what has such a value, for an error message
+    # what has such a value, such as "models with an encoder and a decoder"; messages name it in place of them
+    description: str = ""
 
     def has(self, value: Any) -> bool:
         """Return whether ``value`` is one of these values."""
@@ -357,8 +373,11 @@ class Values:
             return True
         return value in self.among if self.among else value not in self.exclude
 
-    def clause(self, path: str) -> str:
-        """Return a phrase: what reads a setting that depends on the one at ``path``."""
+    def reader_phrase(self, path: str) -> str:
+        """Return what reads a setting that depends on the one at ``path``.
+
+        Such as "by lstm and gru", "with model.dropout above 0" or "with model.experts.count".
+        """
         if self.description:
             return f"by {self.description}"
         if self.above is not None:
@@ -370,8 +389,11 @@ class Values:
         named = [repr(value) for value in self.exclude if value not in _ABSENT]
         return f"with {path} other than {listed(named)}" if named else f"with {path}"
 
-    def shown(self, path: str) -> str:
-        """Return a phrase: which values the setting at ``path`` should have."""
+    def requirement_phrase(self, path: str) -> str:
+        """Return which values the setting at ``path`` should have.
+
+        Such as "mixer.kind=lstm|gru", "dropout above 0" or "experts.count given".
+        """
         if self.above is not None:
             return f"{path} above {self.above:g}"
         if self.among:
@@ -379,8 +401,11 @@ class Values:
         named = "|".join(str(value) for value in self.exclude if value not in _ABSENT)
         return f"{path} not {named}" if named else f"{path} given"
 
-    def mend(self, path: str) -> str:
-        """Return the setting to change, with a value if it is a choice."""
+    def suggested_setting(self, path: str) -> str:
+        """Return what to set so that the other setting is used.
+
+        It is ``path=value`` with the first choice in ``among``, or ``path`` alone if there is none.
+        """
         choices = [value for value in self.among if isinstance(value, str | bool) and value != ""]
         return f"{path}={choices[0]}" if choices else path
 
@@ -395,15 +420,16 @@ Conditions = Condition | tuple[Condition, ...]  # one of several is enough
 
 
 def setting(
-    default: Default, read_if: Conditions = (), apart: Mapping[str, Conditions] | None = None
+    default: Default, read_if: Conditions = (), overrides: Mapping[str, Conditions] | None = None
 ) -> Default:
     """Declare a field, or a group of settings, that is used only if other settings have certain values.
 
-    The paths in ``read_if`` are those of fields beside this one, or else start from the outermost settings.
-    ``apart`` gives other conditions for some settings of a group, by their paths in it.
+    A path in ``read_if`` is first looked up in the dataclass that declares this field and, if that has no
+    such setting, from the outermost settings. For a group, ``overrides`` maps the path of a setting in the
+    group to conditions that hold for it instead of ``read_if``.
     """
     field: Any = dataclasses.field(
-        default=default, metadata={"read_if": _alternatives(read_if), "apart": apart or {}}
+        default=default, metadata={"read_if": _alternatives(read_if), "overrides": overrides or {}}
     )
     return field
 
@@ -424,27 +450,28 @@ def check_used(config: Any, paths: Iterable[str]) -> None:
 
 
 def conditions(cls: type, prefix: str = "") -> dict[str, str]:
-    """Return {path: phrase}: with which other settings each field or group is used.
+    """Return, for each field or group that is not always used, {path: phrase}: with which settings it is.
 
-    A phrase is such as "other.path=value and another above 0".
+    Such as "mixer.kind=rnn|gru and dropout above 0".
     """
-    hints, said = _hints(cls), {}
+    hints, phrases = _hints(cls), {}
     for field in dataclasses.fields(cls):
-        declared = {"": field.metadata.get("read_if", ()), **field.metadata.get("apart", {})}
+        declared = {"": field.metadata.get("read_if", ()), **field.metadata.get("overrides", {})}
         for part, alternatives in declared.items():
-            clauses = [_shown(cls, prefix, each) for each in _alternatives(alternatives)]
+            clauses = [_condition_phrase(cls, prefix, each) for each in _alternatives(alternatives)]
             if clauses:
-                said[prefix + field.name + f".{part}" * bool(part)] = "; or ".join(clauses)
+                path = f"{prefix}{field.name}.{part}" if part else prefix + field.name
+                phrases[path] = "; or ".join(clauses)
         if dataclasses.is_dataclass(hints[field.name]):
             inner = conditions(hints[field.name], f"{prefix}{field.name}.")
-            said |= {path: text for path, text in inner.items() if path not in said}
-    return said
+            phrases |= {path: text for path, text in inner.items() if path not in phrases}
+    return phrases
 
 
-def _shown(cls: type, prefix: str, condition: Condition) -> str:
+def _condition_phrase(cls: type, prefix: str, condition: Condition) -> str:
     """Return a condition of a field of ``cls`` as a phrase with full paths."""
     return " and ".join(
-        _values(expected).shown(prefix + path if _is_setting(cls, path) else path)
+        _values(expected).requirement_phrase(prefix + path if _is_setting(cls, path) else path)
         for path, expected in condition.items()
     )
 
@@ -478,9 +505,9 @@ def _reasons(config: Any, path: str) -> Iterator[str]:
     for depth, name in enumerate(parts):
         prefix, rest = ".".join(parts[:depth]), ".".join(parts[depth + 1 :])
         metadata = type(owner).__dataclass_fields__[name].metadata
-        others = metadata.get("apart", {}).items()
+        overrides = metadata.get("overrides", {}).items()
         alternatives = next(
-            (each for part, each in others if rest == part or rest.startswith(f"{part}.")),
+            (each for part, each in overrides if rest == part or rest.startswith(f"{part}.")),
             metadata.get("read_if", ()),
         )
         unmet = [_unmet(config, owner, prefix, path, condition) for condition in _alternatives(alternatives)]
@@ -493,20 +520,32 @@ _Unmet = list[tuple[str, Any, Values]]  # path of a setting, its value, and the 
 
 def _unmet(config: Any, owner: Any, prefix: str, target: str, condition: Condition) -> _Unmet:
     """Return the settings that keep a condition of the setting ``target`` from holding."""
-    found: _Unmet = []
+    unmet: _Unmet = []
     for path, expected in condition.items():
         group, field = _owner(owner, path), path.rpartition(".")[2]
-        whole = f"{prefix}.{path}" if group is not None and prefix else path
+        full_path = f"{prefix}.{path}" if group is not None and prefix else path
         group = _owner(config, path) if group is None else group
-        if group is None or whole == target:
-            continue  # a group that is checked by itself, or the target itself
+        # The other setting is missing where a group is checked without the config that it is part of.
+        if group is None or full_path == target:
+            continue
         value, values = getattr(group, field), _values(expected)
-        added = [names for cls in type(group).__mro__ if (names := _ADDED.get((cls, field)))]
-        ignored = next((names[value] for names in added if value in names), None)
-        is_read = values.has(value) if ignored is None else target.rpartition(".")[2] not in ignored
-        if not is_read:
-            found.append((whole, value, values))
-    return found
+        ignored = _ignored_by_choice(type(group), field, value)
+        if ignored is None:
+            is_used = values.has(value)
+        else:  # an added choice uses all settings but these
+            is_used = target.rpartition(".")[2] not in ignored
+        if not is_used:
+            unmet.append((full_path, value, values))
+    return unmet
+
+
+def _ignored_by_choice(cls: type, field: str, choice: Any) -> tuple[str, ...] | None:
+    """Return the settings that an added choice ignores (``set_choices``); None if it was not added."""
+    for base in cls.__mro__:
+        added = _ADDED.get((base, field))
+        if added and choice in added:
+            return added[choice]
+    return None
 
 
 def _owner(config: Any, path: str) -> Any:
@@ -518,15 +557,18 @@ def _owner(config: Any, path: str) -> Any:
 
 
 def _reason(path: str, unmet: list[_Unmet]) -> str:
-    """Return a message: what reads the setting at ``path``, why it is not used, and what to change."""
-    nearest_first = sorted(unmet, key=len)
-    clauses = dict.fromkeys(each[0][2].clause(each[0][0]) for each in nearest_first)
-    decider, value, values = nearest_first[0][0]
-    clause = values.clause(decider)
-    found = f"{decider}={value!r}" if values.description or not isinstance(value, str) else str(value)
-    if clause.startswith("with"):
-        found = f"{decider}={value!r}"
+    """Return a message: what reads the setting at ``path``, why it is not used, and what to change.
+
+    Such as "model.mixer.window is read by window, not by attention: leave it out, or set
+    model.mixer.kind=window".
+    """
+    alternatives = sorted(unmet, key=len)  # the one with the fewest unmet conditions first
+    readers = dict.fromkeys(each[0][2].reader_phrase(each[0][0]) for each in alternatives)
+    other, value, values = alternatives[0][0]  # the setting that the message tells to change
+    preposition = values.reader_phrase(other).partition(" ")[0]  # "by" or "with"
+    is_name = preposition == "by" and not values.description and isinstance(value, str)
+    actual = value if is_name else f"{other}={value!r}"
     return (
-        f"{path} is read {' or '.join(clauses)}, not {clause.partition(' ')[0]} {found}: "
-        f"leave it out, or set {values.mend(decider)}"
+        f"{path} is read {' or '.join(readers)}, not {preposition} {actual}: "
+        f"leave it out, or set {values.suggested_setting(other)}"
     )

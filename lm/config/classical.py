@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from lm.config.base import ABOVE_0, Condition, SettingError, above_0, at_least, setting
+from lm.config.base import ABOVE_0, Condition, SettingError, check_above_0, check_at_least, setting
 
 TAGGER: Condition = {"model": ("tagger",)}
 
@@ -21,7 +21,7 @@ class HMMConfig:
     shorter: float = 0.1  # weight of all shorter suffixes; the suffix has weight 1 (theta of Brants 2000)
 
     def __post_init__(self) -> None:
-        at_least(self, "counts.markov.", smoothing=0, rare=1, suffix=0, shorter=1e-6)
+        check_at_least(self, "counts.markov.", smoothing=0, rare=1, suffix=0, shorter=1e-6)
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class CountsConfig:
     markov: HMMConfig = setting(HMMConfig(smoothing=0.1), TAGGER | {"tagging": ("greedy", "beam", "viterbi")})
 
     def __post_init__(self):
-        at_least(self, "counts.", beam_width=1)
+        check_at_least(self, "counts.", beam_width=1)
         if not 1 <= self.order <= MAX_ORDER:
             raise SettingError(f"counts.order={self.order} should be from 1 to {MAX_ORDER}")
 
@@ -60,8 +60,8 @@ class SkipGramTraining:
 
     def check(self, prefix: str, min_epochs: int) -> None:
         """Raise SettingError for values out of range; names in messages begin with ``prefix``."""
-        at_least(self, prefix, window=1, negatives=0, subsample=0, epochs=min_epochs, batch=1)
-        at_least(self, prefix, learning_rate=0, last_rate=0)
+        check_at_least(self, prefix, window=1, negatives=0, subsample=0, epochs=min_epochs, batch=1)
+        check_at_least(self, prefix, learning_rate=0, last_rate=0)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class SkipGramConfig(SkipGramTraining):
 
     def __post_init__(self) -> None:
         self.check("", min_epochs=1)
-        at_least(self, "", d_model=1)
+        check_at_least(self, "", d_model=1)
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class VectorsConfig(SkipGramTraining):
 
     def __post_init__(self) -> None:
         self.check("vectors.", min_epochs=0)
-        at_least(self, "vectors.", tokens=1)
-        above_0(self, "vectors.", "learning_rate")
+        check_at_least(self, "vectors.", tokens=1)
+        check_above_0(self, "vectors.", "learning_rate")
         if self.embedding == "frozen" and not self.epochs:
             raise SettingError("vectors.embedding='frozen' needs vectors.epochs above 0, or it stays random")
 

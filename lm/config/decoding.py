@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lm.config.base import SettingError, at_least
+from lm.config.base import SettingError, check_at_least
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Decoding:
     top_p: float = 1.0  # sample from the likeliest tokens that together have this probability
 
     def __post_init__(self):
-        at_least(self, "", max_length=1, beams=1, top_k=0)
+        check_at_least(self, "", max_length=1, beams=1, top_k=0)
         if not self.temperature >= 0:
             raise SettingError(f"temperature={self.temperature} should be 0 or more, such as 0.8")
         if not 0 < self.top_p <= 1:

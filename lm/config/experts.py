@@ -13,9 +13,9 @@ from lm.config.base import (
     Condition,
     SettingError,
     Values,
-    at_least,
-    at_most,
-    below_1,
+    check_at_least,
+    check_at_least_0_below_1,
+    check_at_most,
     setting,
 )
 
@@ -67,10 +67,10 @@ class ExpertsConfig:
 
     def __post_init__(self):
         prefix = "model.experts."
-        at_least(self, prefix, count=0, per_token=1, every=1, group_rows=1, balance_loss=0, z_loss=0)
-        at_least(self, prefix, first=0, eval_capacity=1)
-        at_most(self, prefix, count=2**16)
-        below_1(self, prefix, "noise" if self.dropout is None else "noise dropout")
+        check_at_least(self, prefix, count=0, per_token=1, every=1, group_rows=1, balance_loss=0, z_loss=0)
+        check_at_least(self, prefix, first=0, eval_capacity=1)
+        check_at_most(self, prefix, count=2**16)
+        check_at_least_0_below_1(self, prefix, "noise" if self.dropout is None else "noise dropout")
         for name in ("capacity_factor", "eval_capacity_factor"):
             factor = getattr(self, name)
             if factor is not None and not 0 < factor < 2**20:

@@ -5,7 +5,7 @@ Source: Dai et al. 2020 (Funnel-Transformer).
 
 from dataclasses import dataclass
 
-from lm.config.base import Condition, Values, at_least, at_most, setting
+from lm.config.base import Condition, Values, check_at_least, check_at_most, setting
 
 FUNNEL: Condition = {"blocks": Values(exclude=(1,), description="2 or more")}
 
@@ -20,8 +20,8 @@ class FunnelConfig:
     size: int = setting(2, FUNNEL)  # number of neighbours whose mean takes their place [positions]
 
     def __post_init__(self):
-        at_least(self, "model.funnel.", blocks=1, size=2)
-        at_most(self, "model.funnel.", blocks=16, size=16)
+        check_at_least(self, "model.funnel.", blocks=1, size=2)
+        check_at_most(self, "model.funnel.", blocks=16, size=16)
 
     @property
     def multiple(self) -> int:

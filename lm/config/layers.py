@@ -15,9 +15,9 @@ from lm.config.base import (
     Conditions,
     SettingError,
     Values,
-    above_0,
-    at_least,
-    at_most,
+    check_above_0,
+    check_at_least,
+    check_at_most,
     setting,
 )
 
@@ -73,12 +73,16 @@ Remat = Literal["none", "dots", "attention", "full", "full-offloaded", "names"]
 ATTENTION_TENSORS = ("query_proj", "key_proj", "value_proj", "context", "out_proj")
 MLP_TENSORS = ("mlp_hidden", "mlp_out")
 
-# positions by products with vectors, stored as scores
-BY_VECTORS = ("relative-keys", "relative-disentangled", "relative-sinusoids")
-BIASES = ("relative", "alibi")  # positions that begin so are biases of the attention scores
-RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state
+# Kinds of positions that multiply queries or keys with vectors of relative positions. They need the whole
+# matrix of scores in memory, which the flash and cuDNN kernels do not store.
+RELATIVE_VECTOR_KINDS = ("relative-keys", "relative-disentangled", "relative-sinusoids")
+# Kinds of positions that begin so add something to each score which depends on the relative position: a bias,
+# or a product with a vector.
+RELATIVE_KIND_PREFIXES = ("relative", "alibi")
+RECURRENT = ("rnn", "gru", "lstm")  # mixers that carry a state from token to token
 CONVOLUTIONS = get_args(ConvolutionName)
-WITH_LOGITS = ("attention", "synthesizer")  # mixers with attention logits, as their classes say too
+# built-in mixers that compute attention logits: those whose class has ``has_attention_logits``
+MIXERS_WITH_LOGITS = ("attention", "synthesizer")
 
 
 @dataclass(frozen=True)
@@ -116,13 +120,14 @@ class AttentionConfig:
     num_key_value_heads: int | None = None
     d_kv: int = 64  # width of the queries and keys of one head [features]
     d_v: int | None = None  # width of the values of one head; None: d_kv [features]
-    # attention scores: the product of query and key, also divided by sqrt(d_kv) (scaled-dot; not in T5), or
-    # with a matrix between them
+    # attention scores: the product of query and key (dot: T5), that product divided by sqrt(d_kv)
+    # (scaled-dot), or the product with a learned matrix between the two, also divided by it (bilinear)
     scores: Literal["dot", "scaled-dot", "bilinear"] = "dot"
-    # number whose square root divides the products of queries and keys, if other than d_kv (Gemma 2 27B:
-    # d_model / num_heads)
+    # number whose square root divides the scores, in place of d_kv (Gemma 2 27B: d_model / num_heads); None:
+    # d_kv
     query_pre_attn_scalar: int | None = setting(None, {"scores": ("scaled-dot", "bilinear")})
-    # factor of the products of queries and keys, if other than the one by which these two divide (Granite)
+    # number by which the scores are multiplied, in place of being divided by that square root (Granite);
+    # None: they are divided
     scale: float | None = setting(None, {"scores": ("scaled-dot", "bilinear")})
     # soft cap of the attention logits c: cap * tanh(c / cap) (Gemma 2); None: no cap
     logit_cap: float | None = None
@@ -152,16 +157,17 @@ class AttentionConfig:
     implementation: Literal["auto", "xla", "cudnn", "flash"] = "auto"
 
     def __post_init__(self):
-        at_least(self, "model.attention.", d_kv=1, num_heads=1, num_key_value_heads=1, d_v=1)
-        at_least(self, "model.attention.", query_pre_attn_scalar=1, compression=1)
-        above_0(self, "model.attention.", "logit_cap scale")
+        check_at_least(self, "model.attention.", d_kv=1, num_heads=1, num_key_value_heads=1, d_v=1)
+        check_at_least(self, "model.attention.", query_pre_attn_scalar=1, compression=1)
+        check_above_0(self, "model.attention.", "logit_cap scale")
         if self.scale is not None and self.query_pre_attn_scalar is not None:
             raise SettingError(
                 f"model.attention.scale={self.scale} takes the place of "
                 f"model.attention.query_pre_attn_scalar={self.query_pre_attn_scalar}: one of the two "
                 "should be None"
             )
-        at_most(self, "model.attention.", num_heads=2**16)  # a table of so many numbers is made on the host
+        # limits the memory for tables with a number per head, which are made on the host
+        check_at_most(self, "model.attention.", num_heads=2**16)
         if self.num_heads % self.key_value_heads:
             heads = f"model.attention.num_key_value_heads={self.num_key_value_heads}"
             raise SettingError(f"{heads} should divide model.attention.num_heads={self.num_heads}")
@@ -173,7 +179,8 @@ class AttentionConfig:
     @property
     def product_scale(self) -> float:
         """Return the factor of scaled products of queries and keys."""
-        # Vaswani et al. 2017. Bilinear weights do not change the variance of queries, so it fits them too.
+        # Vaswani et al. 2017. Multiplying queries by a bilinear weight, as initialised, does not change their
+        # variance, so the same factor fits bilinear scores.
         usual = (self.query_pre_attn_scalar or self.d_kv) ** -0.5
         return usual if self.scale is None else self.scale
 
@@ -199,8 +206,8 @@ class CrossAttentionConfig:
     # initialisation: random, or queries and keys of each head alike, so that a position of the decoder
     # attends to the same token in the encoder (mimetic: Trockman and Kolter 2023)
     start: Literal["normal", "mimetic"] = setting("normal", {"kind": ("heads",)})
-    # rotary positions of cross-attention: none, as if all were at position 0, or the decoder's go on after
-    # the encoder's last (continued: RedLLM)
+    # rotary positions in cross-attention: queries and keys are not rotated (none), or the decoder's positions
+    # continue after the encoder's last one (continued: RedLLM)
     positions: Literal["none", "continued"] = setting("none", {"kind": BY_HEADS})
     # layers of the encoder that a layer of the decoder reads: the last, or a mean of all whose weights each
     # layer of the decoder learns (weighted: transparent attention, Bapna et al. 2018)
@@ -211,8 +218,8 @@ class CrossAttentionConfig:
     d_kv: int | None = setting(None, {"kind": ("heads",)})
 
     def __post_init__(self):
-        at_least(self, "model.cross_attention.", num_heads=1, d_kv=1)
-        at_most(self, "model.cross_attention.", num_heads=2**16)
+        check_at_least(self, "model.cross_attention.", num_heads=1, d_kv=1)
+        check_at_most(self, "model.cross_attention.", num_heads=2**16)
         for name in ("num_heads", "d_kv"):
             if getattr(self, name) is not None and self.kind != "heads":
                 raise SettingError(
@@ -242,7 +249,8 @@ class MixerConfig:
     kind: MixerName = "attention"
     # width of the recurrent state, or of the window's hidden layer; None: d_model [features]
     width: int | None = setting(None, {"kind": Mixers((*RECURRENT, "window"))})
-    # number of tokens that a window reads on each side, including the current one [tokens]
+    # number of tokens that a window reads: the current one and those before it; in an encoder also as many
+    # after it, so that it reads 2 * window - 1 [tokens]
     window: int = setting(3, {"kind": Mixers(("window",))})
     # length of the chunks within which gradients of recurrent states flow; None: the whole row [tokens]
     truncation: int | None = setting(None, {"kind": Mixers(RECURRENT)})
@@ -261,8 +269,8 @@ class MixerConfig:
     kernels: int | None = setting(None, CONVOLUTION)
 
     def __post_init__(self):
-        at_least(self, "model.mixer.", window=1, width=1, truncation=1, rank=1)
-        at_least(self, "model.mixer.", kernel_size=1, kernels=1)
+        check_at_least(self, "model.mixer.", window=1, width=1, truncation=1, rank=1)
+        check_at_least(self, "model.mixer.", kernel_size=1, kernels=1)
         if self.truncation is not None and self.kind not in RECURRENT:
             wants = f"needs model.mixer.kind='rnn', 'gru' or 'lstm', not {self.kind!r}"
             raise SettingError(f"model.mixer.truncation={self.truncation} {wants}")
@@ -280,7 +288,7 @@ class MlpConfig:
     adapter_width: int = 0
 
     def __post_init__(self):
-        at_least(self, "model.mlp.", d_ff=1, adapter_width=0)
+        check_at_least(self, "model.mlp.", d_ff=1, adapter_width=0)
 
 
 @dataclass(frozen=True)
@@ -322,18 +330,19 @@ class PositionsConfig:
     rotary: RotaryConfig = setting(RotaryConfig(), {"kind": ("rotary",)})
 
     def __post_init__(self):
-        at_least(self, "model.positions.", relative_max_distance=1, max_length=1, offset=0)
-        at_least(self, "model.positions.", relative_buckets=2)
-        # tables of so many numbers are made on the host
-        at_most(self, "model.positions.", relative_buckets=2**16, relative_max_distance=2**20)
+        check_at_least(self, "model.positions.", relative_max_distance=1, max_length=1, offset=0)
+        check_at_least(self, "model.positions.", relative_buckets=2)
+        # limits the memory for tables with a number per bucket or distance, which are made on the host
+        check_at_most(self, "model.positions.", relative_buckets=2**16, relative_max_distance=2**20)
         if self.kind == "relative-disentangled":
             self._check_disentangled()
 
     def _check_disentangled(self) -> None:
-        """Check that buckets are as many for keys before the query as for keys after it."""
-        has_one_each = self.relative_buckets == 2 * self.relative_max_distance
-        is_logarithmic = self.relative_buckets >= 8 and self.relative_buckets % 4 == 0
-        if has_one_each or is_logarithmic and self.relative_max_distance > self.relative_buckets // 2:
+        """Check that the buckets can be divided equally between keys before and after the query."""
+        has_one_per_distance = self.relative_buckets == 2 * self.relative_max_distance
+        has_fewer = self.relative_buckets < 2 * self.relative_max_distance  # far distances share buckets
+        divides_equally = self.relative_buckets >= 8 and self.relative_buckets % 4 == 0
+        if has_one_per_distance or (has_fewer and divides_equally):
             return
         raise SettingError(
             f"model.positions.relative_buckets={self.relative_buckets} of "
@@ -378,8 +387,8 @@ class EmbeddingConfig:
 
     # width of the embedding, if it is projected to d_model; None: d_model [features]
     d_embed: int | None = None
-    # what is projected: the sum of all embeddings (ALBERT), or only those of tokens, and states back before
-    # the output matrix (OPT)
+    # where the projection to d_model is: after the sum of all embeddings (ALBERT), or directly after the
+    # embeddings of tokens, with a projection back to d_embed before the output matrix (OPT)
     projected: Literal["sum", "tokens"] = setting("sum", {"d_embed": GIVEN})
     norm: bool = False  # whether embeddings are normalised (BERT, BART, BLOOM)
     # factor of the embeddings: 1 (none) or d_model^0.5 (sqrt: Vaswani et al. 2017)
@@ -402,13 +411,13 @@ class EmbeddingConfig:
     cluster_widths: tuple[int, ...] = ()
 
     def __post_init__(self):
-        at_least(self, "model.embedding.", d_embed=1, type_vocab_size=0, convolution=0)
+        check_at_least(self, "model.embedding.", d_embed=1, type_vocab_size=0, convolution=0)
         if self.convolution and self.convolution % 2 == 0:
             raise SettingError(
                 f"model.embedding.convolution={self.convolution} should be odd, so that as many tokens lie "
                 "before a position as after it"
             )
-        above_0(self, "model.embedding.", "multiplier")
+        check_above_0(self, "model.embedding.", "multiplier")
         if min((*self.clusters, *self.cluster_widths), default=1) < 1:
             raise SettingError(
                 f"model.embedding.clusters={self.clusters} and model.embedding.cluster_widths="
@@ -452,8 +461,8 @@ class NormConfig:
     first_attention: Literal["norm", "none"] = setting("norm", {"kind": ("rms", "layer")})
 
     def __post_init__(self):
-        above_0(self, "model.norm.", "epsilon fraction")
-        at_most(self, "model.norm.", fraction=1)
+        check_above_0(self, "model.norm.", "epsilon fraction")
+        check_at_most(self, "model.norm.", fraction=1)
 
 
 @dataclass(frozen=True)
@@ -476,9 +485,9 @@ class OutputConfig:
     softmax: Literal["full", "adaptive"] = setting("full", {"logits": Values(exclude=("none",))})
 
     def __post_init__(self):
-        above_0(self, "model.output.", "logit_cap logit_divisor")
-        at_least(self, "model.output.", softmaxes=1)
-        at_most(self, "model.output.", softmaxes=2**16)
+        check_above_0(self, "model.output.", "logit_cap logit_divisor")
+        check_at_least(self, "model.output.", softmaxes=1)
+        check_at_most(self, "model.output.", softmaxes=2**16)
         if self.softmaxes > 1 and self.logits == "none":
             raise SettingError(
                 f"model.output.softmaxes={self.softmaxes} needs an output matrix: model.output.logits='none' "
@@ -510,7 +519,7 @@ class CompileConfig:
     loss_chunks: int = 1
 
     def __post_init__(self):
-        at_least(self, "model.compile.", loss_chunks=1)
+        check_at_least(self, "model.compile.", loss_chunks=1)
         if self.remat == "names" and not self.saved + self.offloaded:
             raise SettingError(
                 "model.compile.remat='names' should have tensors in model.compile.saved or "

@@ -5,7 +5,7 @@ Source: Lample et al. 2019 (Large memory layers with product keys).
 
 from dataclasses import dataclass
 
-from lm.config.base import ABOVE_0, Condition, SettingError, at_least, at_most, setting
+from lm.config.base import ABOVE_0, Condition, SettingError, check_at_least, check_at_most, setting
 
 READ: Condition = {"keys": ABOVE_0}
 
@@ -25,8 +25,8 @@ class MemoryConfig:
 
     def __post_init__(self):
         prefix = "model.memory."
-        at_least(self, prefix, keys=0, heads=1, key_width=2, neighbours=1)
-        at_most(self, prefix, keys=2**15, layer=-1)
+        check_at_least(self, prefix, keys=0, heads=1, key_width=2, neighbours=1)
+        check_at_most(self, prefix, keys=2**15, layer=-1)
         if self.key_width % 2:
             raise SettingError(
                 f"{prefix}key_width={self.key_width} should be even: each query has two halves"

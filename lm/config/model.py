@@ -16,22 +16,22 @@ from lm.config.base import (
     Conditions,
     SettingError,
     Values,
-    above_0,
-    at_least,
-    at_most,
     changes,
+    check_above_0,
+    check_at_least,
+    check_at_most,
     setting,
 )
 from lm.config.experts import ExpertsConfig
 from lm.config.funnel import FunnelConfig
 from lm.config.layers import (
     ATTENTION_TENSORS,
-    BIASES,
     BY_HEADS,
-    BY_VECTORS,
+    MIXERS_WITH_LOGITS,
     MLP_TENSORS,
     RECURRENT,
-    WITH_LOGITS,
+    RELATIVE_KIND_PREFIXES,
+    RELATIVE_VECTOR_KINDS,
     Activation,
     AttentionConfig,
     CompileConfig,
@@ -90,7 +90,7 @@ TWO_STACKS: Condition = {
 
 OWN_ENCODER: Condition = {"architecture": ("encoder-decoder",)}  # beside a decoder
 
-SELF_ATTENTION: Condition = {"mixer.kind": Mixers(WITH_LOGITS)}
+SELF_ATTENTION: Condition = {"mixer.kind": Mixers(MIXERS_WITH_LOGITS)}
 CROSS_HEADS: Condition = TWO_STACKS | {"cross_attention.kind": BY_HEADS}
 CROSS_ROTARY: Condition = CROSS_HEADS | {"positions.kind": ("rotary",)}
 ATTENTION: Conditions = (SELF_ATTENTION, CROSS_HEADS)
@@ -125,8 +125,8 @@ class EncoderConfig:
     layer_windows: tuple[int | None, ...] = ()
 
     def __post_init__(self):
-        at_least(self, "model.encoder.", d_ff=1, d_kv=1, num_heads=1)
-        at_most(self, "model.encoder.", num_heads=2**16)
+        check_at_least(self, "model.encoder.", d_ff=1, d_kv=1, num_heads=1)
+        check_at_most(self, "model.encoder.", num_heads=2**16)
         if not windows_are_valid(self.layer_windows):
             raise SettingError(
                 f"model.encoder.layer_windows={self.layer_windows} should be numbers from 0 on, or None "
@@ -143,7 +143,7 @@ class LoraConfig:
     matrices: tuple[LoraMatrix, ...] = setting(("query", "value"), LOW_RANK)  # matrices that are updated
 
     def __post_init__(self):
-        at_least(self, "lora.", rank=0)
+        check_at_least(self, "lora.", rank=0)
         if not (self.alpha > 0 and self.matrices):
             raise SettingError(f"lora.alpha={self.alpha} should be above 0, lora.matrices name one or more")
 
@@ -201,22 +201,24 @@ class ModelConfig:
     dropout: float = 0.1  # dropout rate of activations and attention weights
     # type of activations; parameters and softmax stay float32
     dtype: Literal["float32", "bfloat16"] = "float32"
-    embedding: EmbeddingConfig = setting(EmbeddingConfig(), apart={"norm": NORMED, "encoder": OWN_ENCODER})
+    embedding: EmbeddingConfig = setting(
+        EmbeddingConfig(), overrides={"norm": NORMED, "encoder": OWN_ENCODER}
+    )
     positions: PositionsConfig = setting(
-        PositionsConfig(), apart={"max_length": ROW_LENGTHS, "rotary.window_base": WINDOWED}
+        PositionsConfig(), overrides={"max_length": ROW_LENGTHS, "rotary.window_base": WINDOWED}
     )
     mixer: MixerConfig = MixerConfig()
     attention: AttentionConfig = setting(
         AttentionConfig(),
         ATTENTION,
-        apart={
+        overrides={
             "mask": DECODERS | SELF_ATTENTION,
             "encoder_mask": SELF_ATTENTION | {"architecture": ("encoder",)},
         },
     )
     sparsity: SparsityConfig = setting(SparsityConfig(), SELF_ATTENTION)
     cross_attention: CrossAttentionConfig = setting(
-        CrossAttentionConfig(), TWO_STACKS, apart={"positions": CROSS_ROTARY}
+        CrossAttentionConfig(), TWO_STACKS, overrides={"positions": CROSS_ROTARY}
     )
     mlp: MlpConfig = MlpConfig()
     experts: ExpertsConfig = setting(ExpertsConfig(), {"mlp.activation": Values(exclude=("none",))})
@@ -234,8 +236,8 @@ class ModelConfig:
     published: str = ""  # config.json of the imported checkpoint, for lm convert export
 
     def __post_init__(self):
-        at_least(self, "model.", vocab_size=1, num_encoder_layers=1, num_decoder_layers=1, d_model=1)
-        above_0(self, "model.", "residual_multiplier")
+        check_at_least(self, "model.", vocab_size=1, num_encoder_layers=1, num_decoder_layers=1, d_model=1)
+        check_above_0(self, "model.", "residual_multiplier")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
         self._check_heads()
@@ -338,7 +340,7 @@ class ModelConfig:
         self._check_layer_windows()
         attention = self.attention
         is_stored = attention.implementation in ("auto", "xla") and self.sparsity.projections == "shared"
-        if self.positions.kind in BY_VECTORS and not is_stored:
+        if self.positions.kind in RELATIVE_VECTOR_KINDS and not is_stored:
             raise SettingError(
                 f"model.positions.kind={self.positions.kind!r} stores its scores, of one set of projections: "
                 f"model.attention.implementation={attention.implementation!r} should be 'auto', "
@@ -356,10 +358,12 @@ class ModelConfig:
             raise SettingError(f"{implementation} lacks model.sparsity.random_blocks={count}: choose 'auto'")
         width = attention.d_kv
         unfit = self.dtype != "bfloat16" or width > 128 or width % 8 or attention.value_width != width
-        if attention.implementation == "cudnn" and (unfit or self.positions.kind.startswith(BIASES)):
+        if attention.implementation == "cudnn" and (
+            unfit or self.positions.kind.startswith(RELATIVE_KIND_PREFIXES)
+        ):
             raise SettingError(
                 f"{implementation} needs model.dtype='bfloat16', model.attention.d_kv of 8, 16, ..., 128, "
-                "model.attention.d_v as wide, and model.positions.kind that is no bias, not "
+                "model.attention.d_v as wide, and model.positions.kind that adds nothing to the scores, not "
                 f"{self.dtype!r}, {width}, {attention.d_v} and {self.positions.kind!r}: choose 'auto'"
             )
 
@@ -378,7 +382,7 @@ class ModelConfig:
         compression = f"model.attention.compression={self.attention.compression}"
         why = f"{compression} shows a query the blocks of keys that have ended, which does not fit"
         self._require(needed, why, "model.attention.compression be 1")
-        if self.positions.kind in BY_VECTORS:
+        if self.positions.kind in RELATIVE_VECTOR_KINDS:
             raise SettingError(
                 f"model.attention.compression={self.attention.compression} leaves no single key for the "
                 f"vectors of model.positions.kind={self.positions.kind!r}: choose 'relative', 'rotary', "
@@ -451,7 +455,7 @@ class ModelConfig:
                 f"{mixer} stores its logits, which model.attention.implementation="
                 f"{self.attention.implementation!r} does not: choose 'auto'"
             )
-        if self.attention.scores == "bilinear" or self.positions.kind in ("rotary", *BY_VECTORS):
+        if self.attention.scores == "bilinear" or self.positions.kind in ("rotary", *RELATIVE_VECTOR_KINDS):
             raise SettingError(
                 f"{mixer} has logits that model.attention.scores={self.attention.scores!r} and "
                 f"model.positions.kind={self.positions.kind!r} do not change: choose 'dot' or 'scaled-dot', "
@@ -523,12 +527,12 @@ class ModelConfig:
                     f"{self.architecture!r}, {self.cross_attention.kind!r} and "
                     f"model.shared_layers={self.shared_layers}"
                 )
-        has_no_place = not self.has_attention_logits or self.positions.kind.startswith(BIASES)
+        has_no_place = not self.has_attention_logits or self.positions.kind.startswith(RELATIVE_KIND_PREFIXES)
         if self.has_merged_attention and has_no_place:
             raise SettingError(
                 f"{cross} gives self-attention keys without a place in its row: it needs "
-                f"model.mixer.kind='attention' and positions that are no bias, not {self.mixer.kind!r} and "
-                f"{positions}"
+                "model.mixer.kind='attention' and positions that add nothing to the scores, not "
+                f"{self.mixer.kind!r} and {positions}"
             )
 
     def _check_residual(self) -> None:
@@ -833,7 +837,7 @@ class ModelConfig:
         """Return whether the token mixer computes attention logits, which take biases, masks and windows."""
         if self.mixer.kind in MIXERS:
             return getattr(MIXERS[self.mixer.kind], "has_attention_logits", False)
-        return self.mixer.kind in WITH_LOGITS
+        return self.mixer.kind in MIXERS_WITH_LOGITS
 
     def encoder_lengths(self, length: int) -> list[int]:
         """Return the lengths of the input of each layer of an encoder, and last that of its output."""

@@ -15,8 +15,8 @@ widths (d_ff, and the number of heads times d_kv) grow in proportion to d_model.
 
 from dataclasses import dataclass
 
-from lm.config.base import ABOVE_0, Condition, Values, at_least, setting
-from lm.config.layers import BY_VECTORS
+from lm.config.base import ABOVE_0, Condition, Values, check_at_least, setting
+from lm.config.layers import RELATIVE_VECTOR_KINDS
 
 # The values of settings of a model for whose parts the table has a rule.
 COVERED: Condition = {
@@ -25,7 +25,7 @@ COVERED: Condition = {
     "attention.scores": ("dot", "scaled-dot"),
     "attention.branching": ("none",),
     "attention.compression": (1,),
-    "positions.kind": Values(exclude=BY_VECTORS),
+    "positions.kind": Values(exclude=RELATIVE_VECTOR_KINDS),
     "cross_attention.kind": ("heads", "merged"),
     # of the base only one width of heads is known
     "cross_attention.d_kv": (None,),
@@ -57,4 +57,4 @@ class MupConfig:
     base_d_kv: int | None = setting(None, {"base": ABOVE_0})
 
     def __post_init__(self):
-        at_least(self, "model.mup.", base=0, base_d_kv=1)
+        check_at_least(self, "model.mup.", base=0, base_d_kv=1)

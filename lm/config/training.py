@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from lm.config.base import (
     ABOVE_0,
     GIVEN,
-    INT32,
+    MAX_INT32,
     Condition,
     SettingError,
-    above_0,
-    at_least,
-    at_most,
-    below_1,
+    check_above_0,
+    check_at_least,
+    check_at_least_0_below_1,
+    check_at_most,
     setting,
 )
 
@@ -247,13 +247,13 @@ class OptimizerConfig(
         positive = (
             "learning_rate timescale decay_exponent factor_from decay_factor muon_rms clip_norm clip_rms"
         )
-        above_0(self, "optimizer.", f"{positive} epsilon epsilon_square epsilon_scale")
-        at_least(self, "optimizer.", warmup_steps=0, decay_start=0, weight_decay=0, steps_per_decay=1)
+        check_above_0(self, "optimizer.", f"{positive} epsilon epsilon_square epsilon_scale")
+        check_at_least(self, "optimizer.", warmup_steps=0, decay_start=0, weight_decay=0, steps_per_decay=1)
         most = dict.fromkeys(
-            ("warmup_steps", "decay_start", "decay_end", "timescale", "steps_per_decay"), INT32
+            ("warmup_steps", "decay_start", "decay_end", "timescale", "steps_per_decay"), MAX_INT32
         )
-        at_most(self, "optimizer.", factor_from=INT32, **most)
-        below_1(self, "optimizer.", "beta1 beta2 momentum muon_momentum ema decay_floor")
+        check_at_most(self, "optimizer.", factor_from=MAX_INT32, **most)
+        check_at_least_0_below_1(self, "optimizer.", "beta1 beta2 momentum muon_momentum ema decay_floor")
 
     @property
     def decays(self) -> bool:
@@ -303,7 +303,7 @@ class LossConfig:
     label_smoothing: float = setting(0.0, {"name": ("cross-entropy",)})
 
     def __post_init__(self):
-        at_least(self, "loss.", z_loss=0)
+        check_at_least(self, "loss.", z_loss=0)
         if not 0 <= self.label_smoothing < 1:
             raise SettingError(
                 f"loss.label_smoothing={self.label_smoothing} should be at least 0 and below 1, such as 0.1"
@@ -331,8 +331,8 @@ class DistillationConfig:
     temperature: float = setting(2.0, {"teacher": GIVEN, "soft": ABOVE_0})
 
     def __post_init__(self):
-        at_least(self, "distillation.", soft=0, hard=0, cosine=0)
-        above_0(self, "distillation.", "temperature")
+        check_at_least(self, "distillation.", soft=0, hard=0, cosine=0)
+        check_above_0(self, "distillation.", "temperature")
         if PurePath(self.teacher).name != self.teacher or self.teacher == "..":
             raise SettingError(
                 f"distillation.teacher={self.teacher!r} should be the name of a folder in starts; the option "
@@ -367,7 +367,7 @@ class CheckpointConfig:
     steps: tuple[int, ...] = ()  # save and evaluate at these steps too, and keep their checkpoints [steps]
 
     def __post_init__(self):
-        at_least(self, "checkpoints.", every=1, keep=1, hours=0)
+        check_at_least(self, "checkpoints.", every=1, keep=1, hours=0)
 
     def due(self, step: int) -> bool:
         """Return whether the state after ``step`` is saved."""
@@ -395,7 +395,7 @@ class GuardConfig:
     def __post_init__(self):
         if self.spikes is not None and not self.spikes > 0:
             raise SettingError(f"guard.spikes={self.spikes} should be above 0, such as 6.0, or None")
-        at_least(self, "guard.", in_a_row=1)
+        check_at_least(self, "guard.", in_a_row=1)
 
     @property
     def skips(self) -> bool:

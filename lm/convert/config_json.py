@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from operator import attrgetter
 
-from lm.config.base import SettingError, from_json, leaves, nearest
+from lm.config.base import SettingError, did_you_mean, from_json, leaves
 from lm.config.model import ModelConfig
 from lm.convert.families import FAMILIES, UNSUPPORTED
 from lm.convert.fields import DISENTANGLED_SETTINGS, unused_rope_settings
@@ -33,7 +33,7 @@ def family_of(hf_config: HFConfig) -> Family:
             f"config.json: model_type={model_type!r} is not supported: {UNSUPPORTED[str(model_type)]}"
         )
     if model_type not in FAMILIES:
-        near = nearest(str(model_type), FAMILIES)
+        near = did_you_mean(str(model_type), FAMILIES)
         raise SettingError(f"config.json: model_type={model_type!r} is not supported{near}")
     return FAMILIES[model_type]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.config.experts import ExpertsConfig
 from lm.config.model import ModelConfig
 from lm.convert.schema import REQUIRED, Field, FieldGroup, HFConfig, Settings
@@ -24,7 +24,7 @@ def choice(name: str, setting: str, choices: Mapping[Any, Any], default: Any = R
 
     def to_setting(value: Any, _: HFConfig) -> Any:
         if value not in choices:
-            near = nearest(str(value), map(str, choices))
+            near = did_you_mean(str(value), map(str, choices))
             raise SettingError(f"config.json: {name}={value!r} is not supported{near}")
         return choices[value]
 
@@ -689,7 +689,7 @@ def rope_fields(
         values |= parameters | scaling
         rope_type = values.pop("rope_type", "default")
         if rope_type not in types:
-            near = nearest(str(rope_type), types)
+            near = did_you_mean(str(rope_type), types)
             raise SettingError(f"config.json: rope_type={rope_type!r} is not supported{near}")
         for name in NEEDED_OF_ROPE.get(str(rope_type), ()):
             if values.get(name) is None:

@@ -6,7 +6,7 @@ A field that no one knows is refused if its name suggests that it changes the ou
 import re
 from typing import Any
 
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.convert.schema import Family, HFConfig
 
 # Fields of every family that are read outside of ``Family.fields``.
@@ -95,7 +95,7 @@ def check_fields(hf_config: HFConfig, family: Family) -> None:
         if hf_config[name] is not None and _may_change_outputs(name):
             raise SettingError(
                 f"config.json: {name}={hf_config[name]!r} is unknown to this family and may change what is "
-                f"computed{nearest(name, known - hf_config.keys())}; take it out if it does not"
+                f"computed{did_you_mean(name, known - hf_config.keys())}; take it out if it does not"
             )
 
 

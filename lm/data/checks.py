@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import get_args
 
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.data.packing import ARCHITECTURES, DECODERS, ENCODER_DECODERS
 from lm.objectives.corruption import BOUNDS_LIKELIHOOD, HIDES_NOTHING, NOISES
 from lm.objectives.denoising import IN_PLACE, Denoiser, Objective, PairsName
@@ -21,7 +21,7 @@ def check_architecture(architecture: str, seed: int = 0, generates: bool = False
     """
     if architecture not in ARCHITECTURES:
         raise SettingError(
-            f"model.architecture={architecture!r} is unknown{nearest(architecture, ARCHITECTURES)}"
+            f"model.architecture={architecture!r} is unknown{did_you_mean(architecture, ARCHITECTURES)}"
         )
     if generates and architecture == "encoder":
         raise SettingError("model.architecture='encoder' writes no text; choose tuning.heads, not mixtures")

@@ -492,7 +492,7 @@ class DenoisingRows(PickledWithoutCache):
         shuffled_indices = np.concatenate([np.arange(*row) for row in zip(starts, ends, strict=True)])
         segments = self.reader.shuffle_segments(window.position)[shuffled_indices]
         text = self._read_text(window.position, segments)
-        seeds = np.full(len(shuffled_indices), window.position.seed(self.reader.seed))
+        seeds = np.full(len(shuffled_indices), window.position.examples_seed(self.reader.seed))
         keys = window.position.first_example_key + shuffled_indices
         batch_rows = np.repeat(window.batch_rows, ends - starts)
         return SegmentBatch(text, seeds, keys, length_uniforms[shuffled_indices], batch_rows)

@@ -275,6 +275,7 @@ class SegmentReader(PickledWithoutCache):
         It decides how long the corrupted segment is, so it is drawn before segments are packed into rows.
         """
         random = order_generator(
-            position.seed(self.seed), position.first_example_key >> EXAMPLE_BITS | LENGTH_UNIFORMS_BIT
+            position.examples_seed(self.seed),
+            position.first_example_key >> EXAMPLE_BITS | LENGTH_UNIFORMS_BIT,
         )
         return random.random(self.count_segments(position), dtype=np.float32)

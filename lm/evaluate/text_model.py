@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from lm import sharding
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.config.decoding import Decoding
 from lm.evaluate.beam_search import TRANSFORMERS_RULES
 from lm.evaluate.generate import Model, beam_search, decode, prompt_batch
@@ -225,7 +225,7 @@ def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
     """
     known = {*LENGTH_NAMES, *SAMPLING, "until"}
     if unknown := sorted(settings.keys() - known):
-        raise SettingError(f"generation_kwargs: {unknown[0]!r} is unknown{nearest(unknown[0], known)}")
+        raise SettingError(f"generation_kwargs: {unknown[0]!r} is unknown{did_you_mean(unknown[0], known)}")
     given = {name: value for name, value in settings.items() if value is not None}
     length = int(next((given[name] for name in LENGTH_NAMES if name in given), DEFAULT_LENGTH))
     temperature = float(given.get("temperature", 1.0 if given.get("do_sample") else 0.0))

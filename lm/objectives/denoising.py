@@ -35,7 +35,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from lm.config.base import Condition, SettingError, Values, below_1, nearest, setting
+from lm.config.base import Condition, SettingError, Values, check_at_least_0_below_1, did_you_mean, setting
 from lm.objectives.corruption import HIDES_NOTHING, NOISES, CorruptionInputs, Noise, NoiseName
 from lm.objectives.formatting import INPUTS, TARGETS, Format, InputsName, TargetsName
 
@@ -109,7 +109,7 @@ _HAS_DECODER: Condition = {
 def check_name(field: str, name: str, known: Collection[str]) -> None:
     """Raise SettingError for a name of no entry, with the nearest one."""
     if name not in known:
-        raise SettingError(f"objective.{field}={name!r} is unknown{nearest(name, known)}")
+        raise SettingError(f"objective.{field}={name!r} is unknown{did_you_mean(name, known)}")
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,9 @@ class Objective:
                 f"objective.max_rate={self.max_rate} should lie between objective.rate={self.rate} and 1"
             )
         if self.mixture and self.mixture not in DENOISER_MIXTURES:
-            known = nearest(self.mixture, DENOISER_MIXTURES)
+            known = did_you_mean(self.mixture, DENOISER_MIXTURES)
             raise SettingError(f"objective.mixture={self.mixture!r} is unknown{known}")
-        below_1(self, "objective.", "random_share same_share")
+        check_at_least_0_below_1(self, "objective.", "random_share same_share")
         if self.inputs == "masks-random-or-same" and self.random_share + self.same_share > 1:
             raise SettingError(
                 f"objective.random_share={self.random_share} and objective.same_share={self.same_share} "

@@ -17,7 +17,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import Regex, pre_tokenizers
 
-from lm.config.base import SettingError, nearest, parse_json, read_object
+from lm.config.base import SettingError, did_you_mean, parse_json, read_object
 from lm.tokenizers.sentencepiece import (
     MODEL_FILE,
     TOKENIZER_CONFIG,
@@ -46,9 +46,9 @@ SENTENCEPIECE_FILES = (
     *("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "source.spm"),
     DEBERTA_FILE,
 )
-# Types of models whose classes give the pieces of a SentencePiece model other ids than the model does.
-RENUMBERED = ("xlm-roberta", "camembert", "mbart", "pegasus")
-RENUMBERED_FILE = "sentencepiece.bpe.model"  # the name of that model in all of them but Pegasus
+# model types whose Hugging Face tokenizer gives pieces other ids than their SentencePiece file does
+RENUMBERING_MODEL_TYPES = ("xlm-roberta", "camembert", "mbart", "pegasus")
+RENUMBERED_FILE = "sentencepiece.bpe.model"  # how all of them but Pegasus name their SentencePiece file
 MAIN_FILES = ("tokenizer.json", "vocab.txt", *SENTENCEPIECE_FILES)  # the first that exists is used
 TOKENIZER_FILES = (
     *MAIN_FILES,
@@ -56,7 +56,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     TOKENIZER_CONFIG,
-    MODEL_FILE,
+    MODEL_FILE,  # of tokenizers trained here, as is VOCAB_FILE
     VOCAB_FILE,
 )
 UNPROMPTABLE = ("bos", "eos", "unk", "sep", "pad", "cls")  # special tokens that a prompt cannot name
@@ -73,7 +73,8 @@ class PretrainedTokenizer(Tokenizer):
     """The base of published tokenizers, whose special tokens are found by their spelling."""
 
     path: Path
-    first_regular_id = 0  # as in BERT's code: special tokens have no common range of ids
+    # Special tokens have no common range of ids: random tokens are drawn from all ids, as in BERT's code.
+    first_regular_id = 0
 
     @property
     def vocab_size(self) -> int:
@@ -174,7 +175,9 @@ class HFTokenizer(PretrainedTokenizer):
         return self.backend.get_vocab(with_added_tokens=True)
 
     def _preferred_spellings(self, role: str) -> tuple[str, ...]:
-        if role in ("pad", "eos"):  # a causal model may be given another EOS
+        # tokenizer_config.json of a causal model may name other tokens than pre-training had: another EOS,
+        # or an EOS as pad.
+        if role in ("pad", "eos"):
             return ()
         return self._spelling_in_config(role)
 
@@ -222,13 +225,17 @@ class HFTokenizer(PretrainedTokenizer):
         return backend
 
     def encode_with_special_tokens(self, text: str, _begin: int | None, _end: int | None) -> list[int]:
-        """Return the ids of a prompt with the special tokens of the file's template around it."""
+        """Return the ids of a prompt with the special tokens of the file's template around it.
+
+        ``_begin`` and ``_end`` are not used: the template decides.
+        """
         text = self._spell_mask(text)
         if self._unpromptable_pattern is None or not self._unpromptable_pattern.search(text):
             return self.encode_with_template(text)[0]
         return self.add_special_tokens(self.encode_prompt(text), None, None)
 
     def add_special_tokens(self, ids: Sequence[int], _begin: int | None, _end: int | None) -> list[int]:
+        """Return ``ids`` with the special tokens of the file's template around them."""
         prefix, suffix = self._prefix_and_suffix
         return [*prefix, *ids, *suffix]
 
@@ -295,16 +302,22 @@ class HFTokenizer(PretrainedTokenizer):
 
     @functools.cached_property
     def template(self) -> SpecialTokenTemplate | None:
-        """Return the special tokens around one text or a pair, found by encoding PROBE; None if unclear."""
+        """Return the special tokens around one text or a pair, found by encoding PROBE; None if unclear.
+
+        It is unclear where the two texts of a pair begin, or which tokens are put around them, if the pair
+        does not begin and end with the same special tokens as a single text.
+        """
         text = self.encode(PROBE)
         single, _ = self.encode_with_template(PROBE)
         pair, types = self.encode_with_template(PROBE, PROBE)
         starts = [k for k in range(len(pair)) if pair[k : k + len(text)] == text]
-        if len(starts) != 2 or single[: starts[0]] != pair[: starts[0]]:
+        if len(starts) != 2:
             return None
         first, second = starts
-        end = first + len(text)
-        prefix, separator, suffix = single[:first], pair[end:second], single[end:]
+        prefix, separator = pair[:first], pair[first + len(text) : second]
+        suffix = pair[second + len(text) :]
+        if single != [*prefix, *text, *suffix]:
+            return None
         last_type = types[-1] if suffix and types[-1] != types[second] else None
         return SpecialTokenTemplate(tuple(prefix), tuple(separator), tuple(suffix), types[second], last_type)
 
@@ -313,9 +326,11 @@ class HFTokenizer(PretrainedTokenizer):
             return self.backend.decode(ids, skip_special_tokens=False)
 
     def export_files_with(self, template: SpecialTokenTemplate) -> Mapping[str, bytes]:
-        """Return its files, with another template in tokenizer.json if its own is not the given one.
+        """Return the tokenizer's files, changed so that ``template`` is put around texts.
 
-        tokenizer_config.json then has no options of a class that makes its own template.
+        If it is the tokenizer's own template, they are the original files. Otherwise tokenizer.json has the
+        new template, and tokenizer_config.json lacks the options (OWN_TEMPLATE) by which a class of
+        transformers would make another.
         """
         if self.template == template:
             return self.files()
@@ -328,7 +343,7 @@ class HFTokenizer(PretrainedTokenizer):
             token_id = self.special[role]
             if f"{role}_token" not in config and token_id is not None:
                 config[f"{role}_token"] = backend.id_to_token(token_id)
-        # GPT-2 would add embeddings of token types.
+        # Else transformers passes token types to GPT-2, which would add token embeddings for them.
         config.setdefault("model_input_names", ["input_ids", "attention_mask"])
         settings = json.dumps(config, indent=1).encode()
         return {**self.files(), "tokenizer.json": backend.to_str().encode(), TOKENIZER_CONFIG: settings}
@@ -406,7 +421,7 @@ def load_tokenizer(source: str | Path, sentinels: int, vocab_size: int) -> Token
     kind = str(source).partition(":")[0]
     if not path.exists() and kind.isalpha():  # not a path but a misspelt kind
         raise SettingError(
-            f"data.vocabulary={source!s} is unknown{nearest(kind, (*TOKENIZER_ALGORITHMS, 'bytes'))}"
+            f"data.vocabulary={source!s} is unknown{did_you_mean(kind, (*TOKENIZER_ALGORITHMS, 'bytes'))}"
         )
     return (
         WordPieceTokenizer(path, sentinels)
@@ -474,13 +489,17 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
 
 
 def _check_numbering(path: Path) -> None:
-    """Raise SettingError for a SentencePiece model whose pieces have other ids in the model beside it."""
+    """Raise SettingError for a SentencePiece file whose ids are not those of the network that it belongs to.
+
+    Networks of RENUMBERING_MODEL_TYPES have others.
+    """
     config = path.with_name("config.json")
     model_type = read_object(config).get("model_type") if config.exists() else None
-    if path.name == RENUMBERED_FILE or model_type in RENUMBERED:
+    if path.name == RENUMBERED_FILE or model_type in RENUMBERING_MODEL_TYPES:
         raise SettingError(
-            f"{path} numbers its pieces otherwise than the models of {', '.join(RENUMBERED)} do: put a "
-            "tokenizer.json beside it, as transformers writes with AutoTokenizer and save_pretrained"
+            f"{path} numbers its pieces otherwise than the models of "
+            f"{', '.join(RENUMBERING_MODEL_TYPES)} do: put a tokenizer.json beside it, as transformers "
+            "writes with AutoTokenizer and save_pretrained"
         )
 
 

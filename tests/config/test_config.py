@@ -1,19 +1,25 @@
 """Settings: changing, comparing, storing, and errors that name the mend."""
 
+import json
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import pytest
 
+from experiments.study.experiment import Experiment
 from lm.config.attention import RotaryConfig
 from lm.config.base import (
     SettingError,
     change,
     changes,
+    check_numbers,
+    did_you_mean,
     diff,
     from_json,
     leaves,
-    nearest,
+    read_object,
     setting_descriptions,
     to_json,
 )
@@ -101,6 +107,34 @@ def test_a_damaged_settings_file_is_refused(text):
         from_json(Outer, text)
 
 
+@pytest.mark.parametrize(
+    "group", [{"loss": {"z_loss": -1}}, {"phases": [{"share": 0.5, "optimizer": {"beta1": -1}}]}]
+)
+def test_a_wrong_setting_has_the_same_path_in_a_file_as_in_a_change(group):
+    with pytest.raises(SettingError, match="^pretraining") as changed:
+        changes(Experiment(), {f"pretraining.{name}": value for name, value in group.items()})
+    with pytest.raises(SettingError) as read:
+        from_json(Experiment, json.dumps({"pretraining": group}))
+    assert str(read.value) == str(changed.value)
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"[]"])
+def test_a_file_that_holds_no_object_is_named_once(content, tmp_path):
+    path = tmp_path / "some.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SettingError, match=f"^{path} ") as error:
+        read_object(path)
+    assert str(error.value).count("some.json") == 1
+
+
+@pytest.mark.parametrize("size", [-(2**31) - 1, -(2**31), 2**32 - 1, 2**32])
+def test_a_whole_number_is_refused_if_neither_int32_nor_uint32_holds_it(size):
+    fits = any(np.iinfo(kind).min <= size <= np.iinfo(kind).max for kind in (np.int32, np.uint32))
+    with nullcontext() if fits else pytest.raises(SettingError, match=f"size={size} should be"):
+        check_numbers(Outer(size=size))
+
+
 def test_a_setting_that_is_newer_than_the_file_has_its_default():
     assert from_json(Outer, '{"size": 1}') == change(Outer(), "size", 1)
 
@@ -110,6 +144,6 @@ def test_every_leaf_has_its_comment():
     assert setting_descriptions(Outer)["size"] == "how many [tokens]"
 
 
-def test_nearest_names_the_closest_spelling_or_all_of_few():
-    assert nearest("nanno", ["nano", "mini"]) == "; did you mean 'nano'?"
-    assert nearest("zzz", ["nano", "mini", "nano"]) == "; choose from mini, nano", "each of them once"
+def test_did_you_mean_names_the_closest_spelling_or_all_of_few():
+    assert did_you_mean("nanno", ["nano", "mini"]) == "; did you mean 'nano'?"
+    assert did_you_mean("zzz", ["nano", "mini", "nano"]) == "; choose from mini, nano", "each of them once"

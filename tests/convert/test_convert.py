@@ -283,7 +283,7 @@ def empty_index(folder):
         ("gpt2", lambda folder: (folder / MODEL).write_bytes(b"pickled"), f"{MODEL}: "),
         ("gpt2", lambda folder: (folder / MODEL).unlink(), "neither model.safetensors nor"),
         ("gpt2", empty_index, "should have a weight_map from tensors to files"),
-        ("gpt2", lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
+        ("gpt2", lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
         ("gpt2", configured(model_type="gp2"), "model_type='gp2' is not supported; did you mean 'gpt2'"),
         ("gpt2", configured(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True"),
         ("gpt2", configured(activation_function="gelu_nwe"), "activation_function='gelu_nwe'.*'gelu_new'"),

@@ -13,7 +13,7 @@ from lm.batch import Batch, Side
 from lm.config.attention import SparsityConfig
 from lm.config.base import SettingError, changes, unused_settings
 from lm.config.decoding import Decoding
-from lm.config.layers import WITH_LOGITS, AttentionConfig, MixerConfig, MlpConfig
+from lm.config.layers import MIXERS_WITH_LOGITS, AttentionConfig, MixerConfig, MlpConfig
 from lm.config.model import LoraConfig, ModelConfig
 from lm.evaluate.generate import decode
 from lm.nn.attention import Attention
@@ -112,7 +112,7 @@ def registered(monkeypatch):
 
 def test_classes_and_settings_agree_on_which_mixers_have_scores():
     said = {name for name, make in MIXERS.items() if getattr(make, "has_attention_logits", False)}
-    assert said - ADDED.keys() == set(WITH_LOGITS)
+    assert said - ADDED.keys() == set(MIXERS_WITH_LOGITS)
     monkey = with_mixer(TINY, "own")
     assert monkey.has_attention_logits and with_mixer(TINY, "wider").has_attention_logits
 

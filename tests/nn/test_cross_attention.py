@@ -466,9 +466,12 @@ def test_what_writing_remembers_is_counted_from_the_arrays_that_it_does():
             {"cross_attention.positions": "continued", "cross_attention.kind": "dot"},
             "positions='continued' turns the features of heads: .*'dot'",
         ),
-        (
-            {"cross_attention.kind": "merged", "positions.kind": "alibi"},
-            "cross_attention.kind='merged' .* positions that are no bias.*'alibi'",
+        *(
+            (
+                {"cross_attention.kind": "merged", "positions.kind": kind},
+                f"cross_attention.kind='merged' .* positions that add nothing to the scores.*'{kind}'",
+            )
+            for kind in ("alibi", "relative", "relative-keys")
         ),
         (
             {"cross_attention.kind": "merged", "mixer.kind": "lstm"},

@@ -328,7 +328,9 @@ def test_what_an_implementation_cannot_do_is_refused_by_name():
             positions=PositionsConfig(kind="rotary"),
             attention=AttentionConfig(implementation="cudnn"),
         )
-    with pytest.raises(SettingError, match="that is no bias, not 'bfloat16', 64, None and 'relative'"):
+    with pytest.raises(
+        SettingError, match="that adds nothing to the scores, not 'bfloat16', 64, None and 'relative'"
+    ):
         ModelConfig(dtype="bfloat16", attention=AttentionConfig(implementation="cudnn"))
     with pytest.raises(SettingError, match="'cudnn' is not available on 'cpu'"):
         config = ModelConfig(

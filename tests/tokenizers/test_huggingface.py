@@ -57,6 +57,33 @@ def test_a_mask_that_takes_the_blank_before_it_does_so_in_every_prompt(tmp_path)
     assert found.encode_prompt("the [MASK] cat [MASK]")[: len(expected)] == expected
 
 
+@pytest.mark.parametrize(
+    ("pair", "is_clear"),
+    [
+        ("<s> $A </s> $B </s>", True),
+        ("<s> $A </s> $B", False),  # the second text is not followed by what follows a single one
+        ("<s> $A </s> $B </s> </s>", False),
+        ("$A </s> $B </s>", False),
+    ],
+)
+def test_a_template_is_what_the_tokenizer_puts_around_one_text_and_around_two(pair, is_clear, tmp_path):
+    byte_pairs(tmp_path / "tokenizer.json")
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", pair=pair, special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    found = load_pretrained_tokenizer(tmp_path, 300)
+    first, second = (found.encode(text) for text in TEXTS[:2])
+    template = found.template
+    assert (template is not None) == is_clear
+    if template:
+        prefix, separator, suffix, *_ = template
+        assert found.encode_with_template(TEXTS[0])[0] == [*prefix, *first, *suffix]
+        both = found.encode_with_template(*TEXTS[:2])[0]
+        assert both == [*prefix, *first, *separator, *second, *suffix]
+
+
 def test_pieces_have_t5s_sentinels_at_the_top_where_there_is_room(spiece):
     found = load_pretrained_tokenizer(spiece.parent, 256)
     assert (found.vocab_size, found.num_sentinels, found.vocab["<extra_id_0>"]) == (128, 100, 127)

@@ -1,9 +1,11 @@
 """Make shards of a user's own files: UTF-8 text, JSON lines (plain, gzip, bzip2 or xz) and parquet.
 
-Files named for a split (valid, val, dev, test), or in a folder that is, are that split. Where none is named
-for validation, the held-out split is a share of the documents, chosen by a hash of their content. The same
-holds for a corpus that is the path of one file, whatever its name, and for a folder whose only file is named
-for test. Text files of over 8 KiB are split into several documents, at blank lines where that can be done.
+A file belongs to the split with which its name, or the name of one of its folders, begins (valid, val, dev or
+validation: validation; test: test; else train), such as ``val-00001.txt`` or ``dev/a.txt``. Files of the test
+split are not read. If no file belongs to the validation split, a share of the training documents, chosen by a
+hash of their content, is held out instead. The same holds for a corpus that is the path of one file, whatever
+its name, and for a folder whose only file is named for test. Text files of over 8 KiB are split into several
+documents, at blank lines where that can be done.
 """
 
 import functools
@@ -31,14 +33,18 @@ from lm.data.corpus.shards import (
 from lm.data.corpus.tfds import OnCorrupt, file_stamp
 from lm.files import similar_file
 
-SAMPLE_CHARACTERS = 1 << 24  # from the start of a corpus; they set the largest digest that is held out
+# of the documents at the start of a corpus, whose digests set the threshold for held-out documents
+SAMPLE_CHARACTERS = 1 << 24
 SPLIT_NAMES = dict.fromkeys(("valid", "val", "dev", "validation"), "validation") | {"test": "test"}
 Split = Literal["train", "validation"]
 
 
 # Fields are not renamed: the fingerprint of a shard contains this tuple as text.
 class HeldOut(NamedTuple):
-    """Select the documents of a split: those whose digest is at most ``edge`` are held out for validation."""
+    """Select the documents of a split.
+
+    Held out for validation are those whose digest is at most ``edge``, the threshold.
+    """
 
     edge: bytes
     split: Split
@@ -73,8 +79,8 @@ class FileShard:
     @property
     def fingerprint(self) -> str:
         digests = " ".join(file_digest(path, self.end_bytes) for path in self.paths)
-        cut = f" in blocks of {BLOCK_BYTES}" if self.kind == "text" else ""
-        return f"{self.kind}{cut} {digests} {self.held_out}"
+        block_size = f" in blocks of {BLOCK_BYTES}" if self.kind == "text" else ""
+        return f"{self.kind}{block_size} {digests} {self.held_out}"
 
     def read(self, window: int, window_bytes: int) -> WindowText | None:
         try:
@@ -124,7 +130,8 @@ def _file_shards(
     digests = sorted({*map(document_digest, sample)})  # copies of a document are held out together
     if not sample:
         raise SettingError(f"data.corpus={kind}:{pattern}: no text for {split!r} in {_sizes(split_paths)}")
-    # to score a text, its only document may be held out: nothing is left to train on
+    # A corpus of one document can be held out whole, so that it can be scored; but nothing is left to train
+    # on.
     if len(digests) < 2 and not has_validation and split == "train":
         document = "a file, or 8 KiB of a longer one," if kind == "text" else "a record"
         raise SettingError(
@@ -137,8 +144,9 @@ def _file_shards(
     # two if there are at least four, since objective.pairs needs two
     num_held_out = max(1, min(2, len(digests) // 2), round(HELD_OUT_SHARE * len(digests)))
     held_out = HeldOut(digests[num_held_out - 1], split)
-    if split == "validation" and sum(map(len, sample)) <= SAMPLE_CHARACTERS:  # that is all of the corpus
-        # in one piece: a window with a twentieth of its documents may lack the two of a pair
+    if split == "validation" and sum(map(len, sample)) <= SAMPLE_CHARACTERS:  # the sample is the corpus
+        # All held-out documents in one shard in memory: read by windows of the files, with one in twenty of
+        # their documents each, a window may lack the two documents that objective.pairs needs.
         return (InMemoryShard(tuple(filter(held_out.keeps, sample)), f"held-out text of {kind}:{pattern}"),)
     return tuple(replace(shard, held_out=held_out) for shard in shards)
 
@@ -201,7 +209,10 @@ def matching_files(kind: str, pattern: str) -> list[Path]:
 
 
 def _named_split(path: Path) -> str | None:
-    """Return the split that a folder in the path or the file itself is named for, or None."""
+    """Return the split that an outer folder or the file is named for, or None.
+
+    It is named for a split if its name up to the first ".", "_" or "-" is in SPLIT_NAMES.
+    """
     for part in path.parts:
         name, *_ = re.split(r"[._-]", part.lower())
         if name in SPLIT_NAMES:

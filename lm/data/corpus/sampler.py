@@ -26,9 +26,11 @@ from lm.config.base import SettingError
 from lm.data.corpus.shards import MIN_WINDOW_BYTES
 from lm.data.corpus.token_cache import EncodedCorpus, EncodedDocuments, concatenate
 
-# base Philox keys of two permutations: of all shards, to assign them to streams; of the shards of a stream
+# Keys of the random permutations, to which numbers are added: ASSIGNMENT_KEY assigns all shards to streams,
+# ORDER_KEY + stream + (epoch << 12) orders the shards of a stream in an epoch.
 ASSIGNMENT_KEY, ORDER_KEY = 2**62, 2**61
 DEFAULT_STREAMS = 16  # if the batch size is divisible by it
+# An example is a segment with its corruption; a row of a batch holds one or several.
 # Bit fields of an example's random key: 7 bits for the epoch, 20 for the window in the epoch, 12 for the
 # stream, 24 for the example in the window. Keys of different examples are then distinct.
 MAX_STREAMS = 1 << 12
@@ -56,14 +58,15 @@ class WindowPosition(NamedTuple):
         """Return the random key of this window's first example, below 2^63; the next examples count up.
 
         Keys of different windows are at least 2^24 apart. Keys repeat every EPOCHS_PER_SEED epochs, for which
-        ``seed`` then returns another seed.
+        ``examples_seed`` then returns another seed.
         """
         return (((self.epoch % EPOCHS_PER_SEED) << 20 | self.index_in_epoch) << 12 | self.stream) << 24
 
-    def seed(self, seed: int) -> int:
-        """Return the seed of this window's examples: ``seed`` in the low 32 bits, above it the repetition.
+    def examples_seed(self, seed: int) -> int:
+        """Return the seed of this window's examples, from the seed of the run.
 
-        The repetition is epoch // EPOCHS_PER_SEED, by which epochs with the same keys differ.
+        It is ``seed`` in the first EPOCHS_PER_SEED epochs, and another for each further EPOCHS_PER_SEED, in
+        which the same keys occur again: epoch // EPOCHS_PER_SEED stands above the low 32 bits.
         """
         return (self.epoch // EPOCHS_PER_SEED) << 32 | seed
 
@@ -71,9 +74,9 @@ class WindowPosition(NamedTuple):
 def choose_num_streams(requested: int, batch_size: int, corpus_bytes: int) -> int:
     """Return the number of streams that read a corpus.
 
-    It is ``requested`` unless that is 0; SettingError if this does not divide the batch size or is too large.
-    By default it is the greatest common divisor of the batch size and DEFAULT_STREAMS, or a smaller divisor
-    if the corpus is small.
+    It is ``requested`` unless that is 0; SettingError if ``requested`` does not divide the batch size or is
+    above MAX_STREAMS. By default it is the greatest common divisor of the batch size and DEFAULT_STREAMS, or
+    a smaller divisor if the corpus is small.
     """
     if requested:
         if batch_size % requested or requested > MAX_STREAMS:
@@ -139,6 +142,7 @@ class CorpusSampler:
     def _windows_of_epoch(
         self, stream: int, epoch: int, after: WindowPosition | None
     ) -> Iterator[WindowPosition]:
+        """Yield the nonempty windows of one epoch of a stream, from behind ``after`` on."""
         shards = self.shard_order(stream, epoch)
         index, tokens_before, first_window = 0, 0, 0
         if after:
@@ -249,7 +253,10 @@ class RowIndex:
         return bool(self._entries) and self._entries[0].first_row <= row < self._end
 
     def _jump(self, row: int) -> None:
-        """Restart counting at the last indexed window before ``row``, unless that is counted already."""
+        """Restart counting at the last window of the index file that begins at or before ``row``.
+
+        Not if counting has already reached that window.
+        """
         entries = [entry for entry in read_index(self._index_file) if entry.first_row <= row]
         nearest = max(entries, default=None)
         first_row = 0 if nearest is None else nearest.first_row

@@ -1,7 +1,8 @@
 """Read a corpus as shards: files that any process reads in order, in windows of up to some megabytes.
 
 Listing the shards of a corpus reads almost nothing of them. A window is the unit that is read, shuffled,
-encoded and cached; its contents depend only on its shard, its number and the size of windows.
+encoded and cached; its contents depend only on its shard, its number and the size of windows. A stream is one
+of the parallel readers of a corpus (``lm.data.corpus.sampler``): it reads its own shards, window by window.
 """
 
 import functools
@@ -26,21 +27,23 @@ from lm.data.corpus.tfds import (
     file_stamp,
     find_prepared,
     open_builder,
-    prepared_split,
+    prepared_corpus_rows,
 )
 
 # Bounds of the size of a window: of the file as it is stored, but decompressed in JSON lines and parquet.
 # The minimum holds even if a stream then has fewer windows than MIN_WINDOWS_PER_STREAM.
 MAX_WINDOW_BYTES, MIN_WINDOW_BYTES = 1 << 23, 1 << 16
 MIN_WINDOWS_PER_STREAM = 4  # of a small corpus
-# A stream of a corpus may have this factor less text than the mean. If one has still less, the corpus is read
-# once and its windows are dealt to the streams evenly, unless it is too large or has too many shards.
+# If the smallest stream would have less than 1 / MAX_IMBALANCE of the mean text of a stream, all windows of
+# the corpus are read once and assigned one by one (dealt), so that all streams get about as much; but not if
+# the corpus has more than MAX_DEALT_BYTES, or more than MAX_DEALT_SHARDS shards after ``split_shards``.
 MAX_IMBALANCE, MAX_DEALT_BYTES, MAX_DEALT_SHARDS = 4, 1 << 30, 1_000
 MIN_DEALT_WINDOW_BYTES = 1 << 12
 DIGEST_THREADS = 32  # files whose ends are read in parallel
-SAMPLE_STREAMS = 16  # windows of a sample are as large as if so many streams read the corpus
+SAMPLE_STREAMS = 16  # ``sample_documents`` reads windows of the size that so many streams would read
 HELD_OUT_SHARE = 0.05  # of the documents, where no validation split is named
-# read for fingerprints at either end of files: of all files together, and at least of each
+# bytes of the start, and of the end, of files that are read for fingerprints: of all files together, but of
+# each at least the minimum
 DIGEST_BYTES, MIN_DIGEST_BYTES = 1 << 26, 1 << 16
 
 
@@ -184,12 +187,13 @@ def split_shards(shards: Sequence[Shard], num_streams: int) -> list[Shard]:
 
 
 def shards_for_streams(shards: Sequence[Shard], num_streams: int, window_bytes: int) -> list[Shard]:
-    """Return at least as many shards as streams, such that no stream has far less text than another.
+    """Return at least as many shards as streams; no stream has far less text than another, by their sizes.
 
     All streams read at the same rate, so the few documents of a small stream would be seen again and again.
     ``split_shards`` divides shards of about equal size. If sizes differ a lot, each stream gets a shard of
     windows with about as much text as the others; for this, all of the corpus is read. A corpus of more than
-    MAX_DEALT_BYTES or MAX_DEALT_SHARDS is always divided by ``split_shards``.
+    MAX_DEALT_BYTES, or of more than MAX_DEALT_SHARDS shards after ``split_shards``, is left as that divides
+    it. A stream may still be empty: the size of a ``StridedShard`` does not tell whether it has a window.
     """
     parts = split_shards(shards, num_streams)
     total = sum(shard.size for shard in shards)
@@ -198,7 +202,8 @@ def shards_for_streams(shards: Sequence[Shard], num_streams: int, window_bytes: 
     if is_balanced or total > MAX_DEALT_BYTES or len(parts) > MAX_DEALT_SHARDS:
         return parts
     windows = _sized_windows(shards, window_bytes)
-    # Documents of some KiB fill no more windows, however small these are.
+    # Halve windows until there is one for each stream, but not below the size of a usual document: smaller
+    # windows would be empty.
     while len(windows) < num_streams and window_bytes > MIN_DEALT_WINDOW_BYTES:
         window_bytes //= 2
         windows = _sized_windows(shards, window_bytes)
@@ -229,7 +234,10 @@ def _deal_windows(
         heapq.heapreplace(streams, (size + characters, stream))
         dealt[stream].append((shard, index))
     sizes = {stream: size for size, stream in streams}
-    return [WindowsShard(tuple(found), window_bytes, sizes[stream]) for stream, found in enumerate(dealt)]
+    return [
+        WindowsShard(tuple(stream_windows), window_bytes, sizes[stream])
+        for stream, stream_windows in enumerate(dealt)
+    ]
 
 
 def iter_documents(shards: Sequence[Shard]) -> Iterator[str]:
@@ -242,8 +250,9 @@ def sample_documents(shards: Sequence[Shard]) -> Iterator[str]:
     """Yield all documents, window by window; windows are read lazily.
 
     As many windows as the stored size of a shard suggests come first, in a fixed random order. The others
-    follow, shard by shard: text ends with a part of a window, and a compressed file holds more windows than
-    its size suggests, which cannot be counted without decompressing it.
+    follow, shard by shard: the size divided by that of a window is rounded, so a shard may have a further,
+    partly filled window; and a compressed file holds more windows than its size suggests, which cannot be
+    counted without decompressing it.
     """
     window_bytes = choose_window_bytes(shards, SAMPLE_STREAMS)
     estimates = [max(round(shard.size / window_bytes), 1) for shard in shards]
@@ -371,7 +380,7 @@ def read_texts(path: Path, first: int, end: int, feature: str) -> list[str]:
 
 
 def tfds_shards(name: str, split: str, cache: Path, on_corrupt: OnCorrupt = "stop") -> tuple[TfdsShard, ...]:
-    """Return the files of a split of a TFDS set as shards.
+    """Return the files of a split of a TFDS set as shards: ``train``, or for any other name validation.
 
     Without a validation split, the last records of ``train``, a share HELD_OUT_SHARE, are held out.
     SettingError if it is unclear which feature is the text.
@@ -388,7 +397,7 @@ def tfds_shards(name: str, split: str, cache: Path, on_corrupt: OnCorrupt = "sto
         part = "train" if validation else f"train[:{percent}%]"
     else:
         part = validation or f"train[{percent}%:]"
-    rows, files = prepared_split(name, part, cache), file_instructions(folder, part)
+    rows, files = prepared_corpus_rows(name, part, cache), file_instructions(folder, part)
     shards, first, end_bytes = list[TfdsShard](), 0, choose_end_bytes(len(files))
     for file in files:
         path = Path(file.filename)

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.data.corpus import tfds
 from lm.data.corpus.files import Split, file_shards
 from lm.data.corpus.readers import WINDOW_READERS
@@ -64,7 +64,7 @@ def check_corpus_name(spec: str, setting: str = "data.corpus") -> None:
     kinds = ("documentation", "documentation/PART", *(f"{kind}:PATH" for kind in WINDOW_READERS), "tfds:NAME")
     if ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec)):
         raise SettingError(f"{setting}={spec!r} should be 'text:{spec}'")
-    raise SettingError(f"{setting}={spec!r} is unknown{nearest(kind, kinds)}")
+    raise SettingError(f"{setting}={spec!r} is unknown{did_you_mean(kind, kinds)}")
 
 
 def corpus_parts(spec: str) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lm.config.base import DataError, SettingError, nearest, parse_json
+from lm.config.base import DataError, SettingError, did_you_mean, parse_json
 from lm.data.corpus.readers import COMPRESSED, replace_lone_surrogates
 from lm.data.corpus.tfds import Row, file_stamp
 
@@ -55,7 +55,7 @@ def read_table(path: Path) -> TableRows:
     if path.is_dir():
         raise SettingError(f"{path} is a folder, and should be a file of rows")
     if not path.is_file():
-        raise SettingError(f"{path} is missing{nearest(path.name, _tables_beside(path))}")
+        raise SettingError(f"{path} is missing{did_you_mean(path.name, _tables_beside(path))}")
     return _read_table(path, *file_stamp(path))
 
 

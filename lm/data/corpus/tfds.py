@@ -1,7 +1,8 @@
 """Find prepared TFDS datasets (array_record or parquet), check their files, and read them by row.
 
 array_record stores a hash with every record and with the index after them, so no damage to what is read goes
-unnoticed; each file is opened, and its records counted, before training begins. A record is read when needed.
+unnoticed. Before training begins, each array_record file is opened and its records are counted, but not those
+of a corpus of more than MAX_OPENED_FILES files. A record is read when it is needed.
 """
 
 import bisect
@@ -19,12 +20,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lm.config.base import DataError, SettingError, nearest, parse_json, read_object
+from lm.config.base import DataError, SettingError, did_you_mean, parse_json, read_object
 from lm.files import matches_checksum, write_with_checksum
 
 Row = dict[str, Any]
-OnCorrupt = Literal["stop", "skip"]  # how records to train on that cannot be read are handled
-TRUSTED_MODULES = "tensorflow_datasets."  # features.json may have no other module imported, and so run
+# what to do with a training record that cannot be read: raise DataError, or leave it out
+OnCorrupt = Literal["stop", "skip"]
+# TFDS imports the classes that features.json names, which runs their modules: only those of TFDS are allowed.
+TRUSTED_MODULES = "tensorflow_datasets."
 RECORDS_PER_READ = 1_024  # in a search for corrupt records
 REMEDY = "restore the files, or delete the folder and prepare the set again"
 SYSTEM_ERROR = re.compile(r"\w\(\) failed:")  # not of the data: "open() failed: Too many open files"
@@ -44,16 +47,17 @@ def prepared_rows(name: str, split: str, cache: Path, on_corrupt: OnCorrupt = "s
     info = open_builder(folder).info
     for part in split.split("+"):
         if part.partition("[")[0] not in info.splits:
-            raise SettingError(f"{name} at {folder} has no split {part!r}{nearest(part, info.splits)}")
+            raise SettingError(f"{name} at {folder} has no split {part!r}{did_you_mean(part, info.splits)}")
     check_files(folder, split)
     skipped = corrupt_records(TfdsRows(folder, split), cache) if on_corrupt == "skip" else ()
     return TfdsRows(folder, split, skipped)
 
 
-def prepared_split(name: str, split: str, cache: Path) -> "TfdsRows":
-    """Return the rows of a split of a corpus; raise SettingError if it has none.
+def prepared_corpus_rows(name: str, split: str, cache: Path) -> "TfdsRows":
+    """Return the rows of a split that a corpus is read from; raise SettingError if the split has no rows.
 
-    If it has more than MAX_OPENED_FILES, these are only checked to exist, and opened when they are read.
+    Unlike ``prepared_rows`` it searches for no corrupt records, and of a split of more than MAX_OPENED_FILES
+    files it only checks that they exist and are not empty: each is opened when it is read.
     """
     folder = find_prepared(name, cache)
     check_files(folder, split, MAX_OPENED_FILES)
@@ -70,7 +74,7 @@ def find_prepared(name: str, cache: Path) -> Path:
         return folder
     folders, names = tfds_folders(cache), prepared_sets(cache)
     unversioned = {name_with_version.partition(":")[0] for name_with_version in names}
-    suggestion = nearest(f"{name}:{version}", names) if version else nearest(name, unversioned)
+    suggestion = did_you_mean(f"{name}:{version}", names) if version else did_you_mean(name, unversioned)
     missing = f"dataset {name!r}{f' version {version}' if version else ''} is not prepared"
     command = preparation_command(name, folders[0])
     raise SettingError(f"{missing} in {', '.join(map(str, folders))}{suggestion}; to prepare it: {command}")
@@ -148,7 +152,10 @@ def _read_description(path: Path) -> Row:
 
 
 def _imported_classes(description: Any) -> Iterator[str]:
-    """Yield the classes that features.json has TFDS import, in its current and old form and nested JSON."""
+    """Yield the names of the classes that TFDS would import for features.json.
+
+    They stand under the keys of its current and of its old format, also in JSON inside of strings.
+    """
     for key, value in description.items() if isinstance(description, dict) else enumerate(description):
         if isinstance(value, dict | list):
             yield from _imported_classes(value)
@@ -297,8 +304,10 @@ class TfdsRows(Sequence[Row]):
 
     @functools.cached_property
     def source(self) -> Any:
-        with suppress(OSError, ValueError):  # a reader keeps all its files open
-            resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+        # A reader keeps all files of the split open: raise this process's limit of open files to the maximum.
+        with suppress(OSError, ValueError):
+            _, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
         return open_builder(self.folder).as_data_source(split=self.split)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -324,7 +333,11 @@ class TfdsRows(Sequence[Row]):
             ) from error
 
     def read_many(self, numbers: Sequence[int]) -> list[Row]:
-        """Return several rows, read together; raise DataError for the first that is unreadable."""
+        """Return the rows with these numbers, read together; DataError for the first that cannot be read.
+
+        Only of a split without skipped records, in which rows and stored records have the same numbers.
+        """
+        assert not self.skipped
         try:
             return [plain_values(row) for row in self.source.__getitems__([*numbers])]
         except Exception:  # it does not name the record
@@ -346,23 +359,23 @@ class TfdsRows(Sequence[Row]):
         files = sorted({Path(file.filename) for file in file_instructions(self.folder, self.split)})
         digest = hashlib.sha256(" ".join([self.split, *map(str, self.skipped)]).encode())
         for path in files:
-            digest.update(_digest(path, *file_stamp(path)))
+            digest.update(_named_file_digest(path, *file_stamp(path)))
         return digest.hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """Return the digest of a file's name, size and both its ends, 32 MiB each."""
-    return _digest(path, *file_stamp(path)).hex()
+def named_file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's name, its size and both its ends, 32 MiB each, as hex digits."""
+    return _named_file_digest(path, *file_stamp(path)).hex()
 
 
 @functools.lru_cache(maxsize=4096)
-def _digest(path: Path, size: int, _modified: int) -> bytes:
-    """Return the SHA-256 of a file's name, its size and both its ends, 32 MiB each."""
+def _named_file_digest(path: Path, size: int, _modified: int) -> bytes:
+    """Return ``named_file_digest`` as bytes, cached by the file's size and time of the last change."""
     with path.open("rb") as file:
-        end = 1 << 25
-        digest = hashlib.sha256(f"{path.name} {size}".encode() + file.read(end))
-        file.seek(max(end, size - end))
-        digest.update(file.read(end))
+        end_bytes = 1 << 25
+        digest = hashlib.sha256(f"{path.name} {size}".encode() + file.read(end_bytes))
+        file.seek(max(end_bytes, size - end_bytes))
+        digest.update(file.read(end_bytes))
     return digest.digest()
 
 

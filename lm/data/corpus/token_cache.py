@@ -63,18 +63,19 @@ class EncodedCorpus:
     tokenizer: Tokenizer
     folder: Path  # of the token cache
     window_bytes: int
-    num_streams: int  # among which the shards can be divided
-    on_corrupt: OnCorrupt = "stop"  # as in the shards
+    num_streams: int  # for which the shards were divided; a sampler may read with a divisor of it
+    # must be that of the shards: cache files of windows with skipped records have other names
+    on_corrupt: OnCorrupt = "stop"
     max_gigabytes: float = 0.0  # of the cache; the least recently read windows are evicted; 0: no limit
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Return a SHA-256 digest of what the tokens depend on, except ``on_corrupt``."""
-        key = f"{self.fingerprints} {self.tokenizer.fingerprint} {self.window_bytes}"
+        key = f"{self.shard_fingerprints} {self.tokenizer.fingerprint} {self.window_bytes}"
         return hashlib.sha256(key.encode()).hexdigest()
 
     @functools.cached_property
-    def fingerprints(self) -> tuple[str, ...]:
+    def shard_fingerprints(self) -> tuple[str, ...]:
         """Return the fingerprints of the shards, as they were when first asked for.
 
         They are pickled with the corpus, so that a process that receives it does not read them again.
@@ -83,11 +84,11 @@ class EncodedCorpus:
 
     def path(self, shard: int, window: int) -> Path:
         """Return the cache file of a window of a shard; raise DataError if the shard has changed."""
-        if self.shards[shard].fingerprint != self.fingerprints[shard]:
+        if self.shards[shard].fingerprint != self.shard_fingerprints[shard]:
             raise DataError(f"{self.shards[shard].name} has changed since it was first read: restore it")
         skips = "skip" if self.on_corrupt == "skip" else ""  # skipping records changes a window
         tokenizer = self.tokenizer.fingerprint
-        key = f"{self.fingerprints[shard]} {window} {self.window_bytes} {tokenizer} {skips}"
+        key = f"{self.shard_fingerprints[shard]} {window} {self.window_bytes} {tokenizer} {skips}"
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self.folder / name[:2] / f"{name}.npz"
 
@@ -165,7 +166,12 @@ def token_cache_bytes(folder: Path) -> int:
 def make_encoded_corpus(
     shards: Sequence[Shard], tokenizer: Tokenizer, folder: Path, num_streams: int
 ) -> EncodedCorpus:
-    """Return the corpus of ``shards``, divided among ``num_streams`` streams; encodes nothing."""
+    """Return the corpus of ``shards``, divided among ``num_streams`` streams.
+
+    It encodes nothing yet, but may read all text of a corpus whose shards differ a lot in size
+    (``shards_for_streams``). The caller sets ``on_corrupt``, if its shards skip records, and
+    ``max_gigabytes``.
+    """
     window_bytes = choose_window_bytes(shards, num_streams)
     divided = tuple(shards_for_streams(shards, num_streams, window_bytes))
     return EncodedCorpus(divided, tokenizer, Path(folder), window_bytes, num_streams)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.c4.filters import hash_fraction
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.data.corpus.files import Split
 from lm.data.corpus.shards import TfdsShard, select_records, tfds_shards
-from lm.data.corpus.tfds import OnCorrupt, Row, file_digest
+from lm.data.corpus.tfds import OnCorrupt, Row, named_file_digest
 from lm.data.documentation.code_tags import code_tag_rows
 from lm.data.documentation.docstrings import (
     DEFAULT,
@@ -173,7 +173,7 @@ def record_text(home: Path, digest: str, folders: Iterable[Path]) -> None:
     files = _recorded(home).get("files", {})
     for folder in folders:
         for path in sorted(folder.glob("*array_record*")):
-            files[str(path.relative_to(home))] = file_digest(path)
+            files[str(path.relative_to(home))] = named_file_digest(path)
     write(home / TEXT_FILE, json_with_checksum({"version": VERSION, "digest": digest, "files": files}))
 
 
@@ -205,7 +205,7 @@ def check_files_of_text(home: Path) -> None:
         )
     for name, digest in recorded["files"].items():
         path = home / name
-        if path.parent.exists() and (not path.is_file() or file_digest(path) != digest):
+        if path.parent.exists() and (not path.is_file() or named_file_digest(path) != digest):
             raise SettingError(f"{path} is not what was written there: {mend}")
 
 
@@ -263,7 +263,7 @@ def documentation_shards(
         name = "unfiltered" if part == "unfiltered" else "corpus"
         return tfds_shards(f"documentation/{name}", split, cache, corrupt)
     if part not in CORPUS_PARTS:
-        near = nearest(part, (*CORPUS_PARTS, "unfiltered", INSTALLED))
+        near = did_you_mean(part, (*CORPUS_PARTS, "unfiltered", INSTALLED))
         raise SettingError(f"documentation has no part {part!r}{near}")
     shards = tfds_shards("documentation/corpus", split, cache, corrupt)
     return select_records(shards, lambda row: row["name"].partition(".")[0] in CORPUS_PARTS[part])

@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import Any
 
 from lm import metrics
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.sequences import COPY, REVERSE
 from lm.data.tasks.task import (
@@ -462,7 +462,7 @@ def find_task(name: str) -> Task:
     if is_task_file(name):
         return task_from_file(name)
     if name not in TASKS:
-        raise SettingError(f"there is no task {name!r}{nearest(name, TASKS)}")
+        raise SettingError(f"there is no task {name!r}{did_you_mean(name, TASKS)}")
     return TASKS[name]
 
 

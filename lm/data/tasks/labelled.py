@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lm import metrics
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.data.documentation.code_tags import CODE_TAGS
 from lm.data.documentation.object_names import NAME_LABELS
 from lm.data.tasks.benchmarks import ACCEPTABLE, ACCURACY, BOTH_MNLI_SETS, FALSE_TRUE, TASKS
@@ -29,7 +29,9 @@ def find_labelled(name: str) -> LabelledTask:
     if name not in LABELLED:
         is_own = Path(name).suffix or Path(name).exists()
         own = "; a task of your own is a TOML file that names its data (docs/tasks.md)" if is_own else ""
-        raise SettingError(f"tuning.heads: there is no labelled task {name!r}{nearest(name, LABELLED)}{own}")
+        raise SettingError(
+            f"tuning.heads: there is no labelled task {name!r}{did_you_mean(name, LABELLED)}{own}"
+        )
     return LABELLED[name]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.data.tasks.benchmarks import MINIMAL_PAIRS, TASKS, find_task
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.sequences import COPY, REVERSE, TARGETS_LENGTH
@@ -72,7 +72,7 @@ def mixture(name: str) -> Mixture:
     if is_task_file(name):
         return Mixture((name,), find_task(name).targets_length or 0)
     if name not in MIXTURES:
-        raise SettingError(f"tuning.mixtures: there is no mixture {name!r}{nearest(name, MIXTURES)}")
+        raise SettingError(f"tuning.mixtures: there is no mixture {name!r}{did_you_mean(name, MIXTURES)}")
     return MIXTURES[name]
 
 

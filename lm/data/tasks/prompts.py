@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from lm.config.base import SettingError, nearest
+from lm.config.base import SettingError, did_you_mean
 from lm.data.tasks.benchmarks import EQUAL_TEXT, MINIMAL_PAIRS, TASKS
 from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import Row, Task
@@ -181,7 +181,7 @@ def find_prompted_task(name: str) -> PromptedTask:
     base, _, choice = name.partition(SHOTS_MARK)
     shots = choice.removesuffix(NEAREST)
     if base not in TEMPLATES:
-        raise SettingError(f"--tasks {name}: there is no prompt for {base!r}{nearest(base, TEMPLATES)}")
+        raise SettingError(f"--tasks {name}: there is no prompt for {base!r}{did_you_mean(base, TEMPLATES)}")
     if not shots.isascii() or not shots.isdigit():
         raise SettingError(
             f"--tasks {name}: {choice!r} should be the number of examples, such as {base}{SHOTS_MARK}3, or "

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lm import metrics
-from lm.config.base import DataError, SettingError, nearest
+from lm.config.base import DataError, SettingError, did_you_mean
 from lm.data.corpus.tables import TableRows
 from lm.data.corpus.tfds import file_stamp
 from lm.data.tasks.task import UNKNOWN, LabelledTask, Row, Task, TaskHalf, class_from_text, fields_template
@@ -121,7 +121,7 @@ class TaskSpec:
         if self.targets and not self.inputs:
             raise SettingError('targets needs inputs, such as inputs = "summarize: {document}"')
         if unknown := [name for name in self.splits if name not in get_args(SplitName)]:
-            raise SettingError(f"splits has {unknown[0]!r}{nearest(unknown[0], get_args(SplitName))}")
+            raise SettingError(f"splits has {unknown[0]!r}{did_you_mean(unknown[0], get_args(SplitName))}")
         if self.source and self.source.partition(":")[0] not in SOURCES:
             raise SettingError(f"source={self.source!r} should be 'tfds:NAME' or 'hf:NAME'")
         known: Mapping[str, Any] = TEXT_METRICS
@@ -129,7 +129,7 @@ class TaskSpec:
             known = LABEL_METRICS if self.label else TAG_METRICS
         for name in self.metrics if self.tags else self.metrics or [""]:
             if name not in known:
-                raise SettingError(f"metric {name!r} is unknown{nearest(name, known)}")
+                raise SettingError(f"metric {name!r} is unknown{did_you_mean(name, known)}")
         if "f1" in self.metrics and self.label and len(self.label_names) != 2:
             raise SettingError(
                 f"metric 'f1' is of two labels, not {len(self.label_names)}; choose 'macro_f1'"
@@ -245,7 +245,7 @@ def read_task_file(path: Path) -> TaskSpec:
     try:
         for name, value in content.items():
             if name not in known:
-                raise SettingError(f"{name!r} is unknown{nearest(name, known)}")
+                raise SettingError(f"{name!r} is unknown{did_you_mean(name, known)}")
             _check_type(name, value)
         for name in ("splits", "metrics"):
             has_default = name == "metrics" and {"words", "tags"} & content.keys()
@@ -408,7 +408,9 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
     for column in spec.columns:
         if column not in rows[0]:
             table = f" of {rows.name}" if isinstance(rows, TableRows) else ""
-            raise SettingError(f"{path}: the rows{table} have no column {column!r}{nearest(column, rows[0])}")
+            raise SettingError(
+                f"{path}: the rows{table} have no column {column!r}{did_you_mean(column, rows[0])}"
+            )
     unknown_labels, first_unknown = Counter[str](), ""
     for index, row in enumerate(rows):
         for column in spec.columns:

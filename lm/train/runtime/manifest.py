@@ -17,7 +17,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from lm.config.base import INT32
+from lm.config.base import MAX_INT32
 from lm.config.training import CheckpointConfig
 from lm.files import checksum, json_with_checksum, write
 
@@ -49,7 +49,7 @@ def steps(folder: Path) -> dict[int, Path]:
     # In reverse order what is being replaced comes first, and what replaces it takes precedence.
     for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
         named = re.fullmatch(rf"(?:{REPLACED})?(0|[1-9][0-9]{{0,9}})", path.name)
-        if named and int(named[1]) <= INT32 and path.is_dir():
+        if named and int(named[1]) <= MAX_INT32 and path.is_dir():
             paths[int(named[1])] = path
     return dict(sorted(paths.items()))
 

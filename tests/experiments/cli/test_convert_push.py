@@ -116,7 +116,7 @@ def test_a_name_without_its_owner_is_refused(repo, export, hub):
         (lambda folder: (folder / CONFIG).unlink(), "lacks config.json"),
         (lambda folder: (folder / "README.md").unlink(), "lacks README.md.*lm convert export"),
         (lambda folder: (folder / SINGLE).unlink(), "neither model.safetensors nor"),
-        (lambda folder: (folder / CONFIG).write_text("["), "config.json cannot be read"),
+        (lambda folder: (folder / CONFIG).write_text("["), "config.json is not JSON"),
         (lambda folder: (folder / SETTINGS).write_text("{}"), "is a run; .* lm convert export"),
     ],
 )

@@ -344,7 +344,7 @@ class Inner:
 @dataclass(frozen=True)
 class Outer:
     outer: int = 0
-    inner: Inner = setting(Inner(), {"outer": ABOVE_0}, apart={"kind": ()})
+    inner: Inner = setting(Inner(), {"outer": ABOVE_0}, overrides={"kind": ()})
     name: str = ""
     named: int = setting(0, {"name": GIVEN, "inner.kind": ("a",)})
 
