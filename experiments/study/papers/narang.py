@@ -11,13 +11,13 @@ from typing import Literal
 
 from experiments.study.changes import Changes, objective, share_of, times
 from experiments.study.experiment import Experiment
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import NOT_TUNED, gated
 from experiments.study.table import (
     Conclusion,
     Missing,
     NoiseEstimate,
     Paper,
+    PublishedScores,
     Table,
     make_setup,
     make_table,
@@ -289,7 +289,7 @@ TABLES: tuple[Table, ...] = (
         paper=PAPER,
         columns=["EARLY"],
         pairs="with-baseline",
-        published=_SCORES.table("narang/1-modifications"),
+        published=_SCORES,
         conclusions=CONCLUSIONS,
     ),
     # the same
@@ -303,7 +303,7 @@ TABLES: tuple[Table, ...] = (
         setup=make_setup(VANILLA | LEARNED_POSITIONS | NOT_TUNED, FINETUNED_ON_SUPERGLUE),
         columns=["EARLY"],
         pairs="with-baseline",
-        published=_SCORES.table("narang/2-learned-positions"),
+        published=_SCORES,
         conclusions=(Conclusion("relative", "vanilla", "relative attention helps", "FINAL"),),
     ),
 )
