@@ -51,6 +51,7 @@ PAPER = Paper(
     source="arXiv 2507.11412",
     setup=make_setup(ENCODER, PUBLISHED),
 )
+LOCAL_WINDOW = 64  # of two layers of three, on each side [tokens]
 SHORT_ROWS = 128  # up to which all layers attend to all tokens [tokens]
 
 
@@ -58,21 +59,19 @@ SHORT_ROWS = 128  # up to which all layers attend to all tokens [tokens]
 class EveryThirdLayer:
     """A change of ``model.sparsity.layer_windows``: of three layers one attends to all tokens."""
 
-    window: int  # of the others, on each side [tokens]
-
     def __call__(self, _old: tuple[int | None, ...], experiment: Experiment) -> tuple[int | None, ...]:
         """Return the window of each layer; none where rows are short, as those of small scales are."""
         model = experiment.model
         layers = model.num_decoder_layers if model.has_decoder else model.num_encoder_layers
         if experiment.data.inputs_length <= SHORT_ROWS:
             return ()
-        return tuple(self.window if layer % 3 else None for layer in range(layers))
+        return tuple(LOCAL_WINDOW if layer % 3 else None for layer in range(layers))
 
     def __str__(self) -> str:
-        return f"every third layer sees all tokens, the others {self.window} on each side"
+        return f"every third layer sees all tokens, the others {LOCAL_WINDOW} on each side"
 
 
-WINDOWS: Changes = {"model.sparsity.layer_windows": EveryThirdLayer(64)}
+WINDOWS: Changes = {"model.sparsity.layer_windows": EveryThirdLayer()}
 DECODER: Changes = {"model.architecture": "decoder", **objective("causal-lm")}
 QUOTED = missing("another paper's run")
 
