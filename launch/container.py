@@ -67,9 +67,9 @@ def check_job(job: Job) -> None:
         raise LaunchError(f"--study: {', '.join(studies)} should differ in their names, which are copied")
 
 
-def lm_words(job: Job, slices: int, studies: str = f"/{STUDIES}") -> list[str]:
+def lm_words(job: Job, slices: int) -> list[str]:
     """Return the words of ``lm`` inside of the container, where buckets and study modules are folders."""
-    copied = replace(job, studies=tuple(f"{studies}/{Path(file).name}" for file in job.studies))
+    copied = replace(job, studies=tuple(f"/{STUDIES}/{Path(file).name}" for file in job.studies))
     words = copied.arguments()
     if slices > 1 and not any(word.split("=")[0] == "--mesh.slice" for word in words):
         words += ["--mesh.slice", str(slices)]

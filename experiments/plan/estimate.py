@@ -11,6 +11,7 @@ from itertools import product
 import jax
 from flax import nnx
 
+from experiments.plan.slices import HOST_BANDWIDTH
 from experiments.plan.step import Compiled, PlannedStep
 from experiments.runs.stages import stages
 from lm import sharding
@@ -108,7 +109,7 @@ def estimate(step: PlannedStep, compiled: Compiled) -> Estimate:
     traffic = [(n * received, tuple(axes), size) for _, axes, size, n, received in compiled.collectives]
     network = sum(received / slices.bandwidth(axes, size) for received, axes, size in traffic)
     compute, hbm = flops / (chip.peak * slices.chips), moved * chip.devices / chip.bandwidth
-    host = 2 * compiled.host * chip.devices / chip.host
+    host = 2 * compiled.host * chip.devices / HOST_BANDWIDTH
     kernels = compiled.kernel_flops * chip.devices / (KERNEL_EFFICIENCY * chip.peak)
     compiler = compiled.cycles / chip.clock + kernels
     bounds = dict(zip(BOUNDS, (compute, hbm, network, host, compiler), strict=True))
@@ -371,7 +372,7 @@ def seconds(step: PlannedStep, parameters: int) -> float:
     # in each micro-batch all that the step fills is written and read once
     moved = 2 * memory(step, parameters) * microbatches * slices.chip.devices / slices.chip.bandwidth
     waiting = tokens * width * _named_features(model, tensor)[1]
-    host = 2 * waiting * slices.chip.devices / slices.chip.host
+    host = 2 * waiting * slices.chip.devices / HOST_BANDWIDTH
     return max(arithmetic * _recompute_factor(model) / MATMUL_EFFICIENCY + moved + sent / 2, host)
 
 

@@ -16,6 +16,9 @@ from math import ceil, log, prod
 from lm.config.base import SettingError, did_you_mean
 
 GIB = 2**30
+# Between a chip and the memory of its host, one way: no figure is published, so that this is the speed of 16
+# lanes of PCIe 3.0 [bytes/s].
+HOST_BANDWIDTH = 16e9
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,6 @@ class Chip:
     pod: int  # chips of the largest slice
     dimensions: int  # of the network
     devices: int = 1  # of jax, in a chip
-    # between a chip and the memory of its host, one way: no figure is published, so that this is the speed of
-    # 16 lanes of PCIe 3.0 [bytes/s]
-    host: float = 16e9
     options: Mapping[str, str] = field(default_factory=dict)  # of topologies.get_topology_desc
 
 

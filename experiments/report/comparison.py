@@ -443,8 +443,8 @@ class Comparison:
         curves = self.budget_curves.get(name, {})
         return {seed: self._final_average(curve, group) - baseline_average for seed, curve in curves.items()}
 
-    def combined_scores_by_budget(self, name: str, budget: Budget, group: Group) -> list[dict[float, float]]:
-        """Return, for each seed, budget spent -> the row's average minus the baseline's final average.
+    def scores_by_content_tokens(self, name: str, group: Group) -> list[dict[float, float]]:
+        """Return, for each seed, content tokens -> the row's average minus the baseline's final average.
 
         What is subtracted, and when the result is empty, is as for ``combined_scores``.
         """
@@ -453,11 +453,11 @@ class Comparison:
             return []
         seeds = []
         for curve in self.budget_curves.get(name, {}).values():
-            by_budget = {}
-            for i, spent in enumerate(curve.spent[budget].tolist()):
+            by_tokens = {}
+            for i, tokens in enumerate(curve.spent["content tokens"].tolist()):
                 values = {metric.name: float(curve.values[metric.name][i]) for metric in self.judging_metrics}
-                by_budget[spent] = self.average(values, group) - baseline_average
-            seeds.append(by_budget)
+                by_tokens[tokens] = self.average(values, group) - baseline_average
+            seeds.append(by_tokens)
         return seeds
 
     def is_group_comparable(self, group: Group, a: str, b: str) -> bool:

@@ -289,7 +289,7 @@ def score_vs_tokens_figure(comparison: Comparison, rows: Sequence[Row], title: s
             name = comparison.canonical_name(row)
             if not comparison.has_left_plateau(name):
                 continue
-            seeds = comparison.combined_scores_by_budget(name, "content tokens", group)
+            seeds = comparison.scores_by_content_tokens(name, group)
             if len(set(map(len, seeds))) == 1 and any(x > 0 for seed in seeds for x in seed):
                 curves[row.label] = mean_point_curve(seeds)
         if any(len(curve.x) > 1 for curve in curves.values()):

@@ -58,12 +58,7 @@ class Times:
         return text if self.rounding == "up" else f"{text}, rounded down"
 
 
-def times(factor: float, multiple: int = 1, rounding: Literal["up", "down"] = "up") -> Times:
-    """Return the change that multiplies a setting by ``factor``.
-
-    An integer is then rounded, up or down, to a multiple of ``multiple``.
-    """
-    return Times(factor, multiple, rounding)
+times = Times  # reads as a change beside its setting: {"model.mlp.d_ff": times(2)}
 
 
 def resized(width: float, layers: float = 1) -> Changes:
@@ -99,9 +94,7 @@ class ShareOf:
         return f"{self.factor:.4g} x {self.path}"
 
 
-def share_of(path: str, factor: float, multiple: int = 1) -> ShareOf:
-    """Return the change that makes a setting ``factor`` times that at ``path``."""
-    return ShareOf(path, factor, multiple)
+share_of = ShareOf  # likewise: {"model.embedding.d_embed": share_of("model.d_model", 1 / 6)}
 
 
 @dataclass(frozen=True)

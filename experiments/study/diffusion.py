@@ -70,7 +70,7 @@ TABLES = (
                 "5-gram": ngram(5),
             }.items()
         },
-        baseline="now/4-diffusion-budgets/causal-lm-x1",
+        baseline="causal-lm-x1",
         scale="mini",
         seeds=3,
         # written down before the rows were trained

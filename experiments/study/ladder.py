@@ -37,7 +37,7 @@ TABLES = (
         "ladder",
         "How the loss of a language model falls with compute",
         {f"{kind}-x{size:g}": at_size(kind, size) for kind in KINDS for size in SIZES},
-        baseline="ladder/transformer-x1",
+        baseline="transformer-x1",
         scale="mini",
         seeds=3,
     ),

@@ -42,7 +42,7 @@ def _pretraining_table(pole: str) -> Table:
         f"recipe-{pole}",
         f"Optimisers and learning rates of pre-training: {pole.replace('-', ' ')}",
         rows,
-        baseline=f"recipe-{pole}/{CHOSEN}",
+        baseline=CHOSEN,
         scale="mini",
         seeds=5,
     )
@@ -61,7 +61,7 @@ TABLES = (
             for method, changes in _METHODS.items()
             for rate in FINETUNING_RATES
         },
-        baseline="recipe-finetuning/all-0.01",
+        baseline="all-0.01",
         scale="mini",
         seeds=5,
     ),

@@ -14,28 +14,27 @@ from lm.objectives.denoising import OBJECTIVES
 
 # The control of other tables: what a row's own objective has to add to.
 START_ONLY_ROW = "start/start-only"
+STEPS_WITHOUT_START = 200  # updates of the start where the scale has none
 
 
 @dataclass(frozen=True)
 class StartSteps:
     """A change of a number of updates to that of the scale's start."""
 
-    otherwise: int  # where the scale has no start
-
     def __call__(self, _old: int, experiment: Experiment) -> int:
         """Return the number of updates of the start."""
-        return experiment.start.steps or self.otherwise
+        return experiment.start.steps or STEPS_WITHOUT_START
 
     def __str__(self) -> str:
-        return f"the scale's start.steps, or {self.otherwise}"
+        return f"the scale's start.steps, or {STEPS_WITHOUT_START}"
 
 
 COPYING = OBJECTIVES["copy"]
-START: Changes = {"start.steps": StartSteps(200), "start.objective": COPYING}
+START: Changes = {"start.steps": StartSteps(), "start.objective": COPYING}
 # A start is a pre-training by its own objective. So one that nothing follows is a pre-training of as many
 # updates, and shares the checkpoint of the start of all rows with the same model, corpus and seed.
 START_ONLY: Changes = {
-    "pretraining.steps": StartSteps(200),  # asks for the scale's start, so it comes before the next
+    "pretraining.steps": StartSteps(),  # asks for the scale's start, so it comes before the next
     "start.steps": 0,
     "objective": COPYING,
     "tuning.branches": (1.0,),

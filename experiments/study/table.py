@@ -4,9 +4,11 @@
 written anywhere else.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from experiments.study.changes import Changes, ReadOnly
 from experiments.study.experiment import BASELINE
@@ -171,6 +173,31 @@ class Published:
         return doubts | dict.fromkeys(self.unsure, UNSURE)
 
 
+class PublishedScores:
+    """The published scores of a paper's tables, read from a JSON file, which lies beside the paper's module.
+
+    The file has ``columns`` (name -> what a Column has) and ``tables`` (name of a table -> row -> what a
+    Published has). It holds facts and figures only; what a row changes is in the module.
+    """
+
+    def __init__(self, path: Path):
+        """Read a file such as ``Path(__file__).with_name("glu_scores.json")``."""
+        file = json.loads(path.read_text("utf-8"))
+        self.columns = tuple(Column(name, **column) for name, column in file["columns"].items())
+        self._tables: Mapping[str, Mapping[str, Any]] = file["tables"]
+
+    def table(self, name: str) -> dict[str, Published]:
+        """Return row -> its published scores, in the order of the paper; raise SettingError for no table."""
+        if name not in self._tables:
+            raise SettingError(
+                f"there are no published scores of table {name!r}{nearest(name, self._tables)}"
+            )
+        return {
+            key: Published(**row | {"unsure": tuple(row.get("unsure", ()))})
+            for key, row in self._tables[name].items()
+        }
+
+
 @dataclass(frozen=True)
 class Conclusion:
     """A sentence, of a paper or of ours, that calls one row of a table better than another, or as good.
@@ -236,17 +263,19 @@ def make_table(
     setup: Setup | None = None,
     columns: Iterable[str] | None = None,
     pairs: Pairs = "all",
-    published: Mapping[str, Published] | None = None,
+    published: Mapping[str, Published] | PublishedScores | None = None,
     conclusions: Iterable[Conclusion] = (),
     surrogate_data: bool = False,
 ) -> Table:
     """Return a table in which row ``key`` is the setup with the changes ``rows[key]``.
 
-    baseline: full name of the row to compare with; empty means the table's first row.
+    baseline: the row to compare with: its name within the table, or the full name of a row of another one;
+    empty means the table's first row.
     setup: what all rows share; None means that of the paper, or without one ``study.experiment.BASELINE``.
     columns: those of the paper's columns by which it compares these rows; None means all.
     pairs: whether a claim may be any pair of rows, or only a row and the baseline.
-    published: row -> its scores in ``paper``; leave out the rows that the paper lacks.
+    published: row -> its scores in ``paper``, without the rows that the paper lacks; or the paper's scores,
+    among which those of this table are found by its name.
     Raise SettingError if a published score or a conclusion names a row that the table lacks, if the scores of
     a row are not in the paper's columns, and for a table without rows or with values that are not choices.
     """
@@ -262,6 +291,10 @@ def make_table(
         raise SettingError(f"table {name!r}: pairs={pairs!r} should be one of {get_args(Pairs)}")
     columns = tuple(columns)
     _check_known_columns(f"table {name!r}", columns, paper)
+    if isinstance(published, PublishedScores):
+        published = published.table(name)
+    if baseline in rows:
+        baseline = f"{name}/{baseline}"
     made = make_rows(name, rows, published or {}, paper, setup)
     if axis is not None:
         _check_axis(name, axis)

@@ -15,6 +15,7 @@ from lm.config.model import ModelConfig, SpecialTokens
 from lm.convert.fields import (
     GATED_ACTIVATIONS,
     POSITIONS_AFTER_PADDING,
+    QUERY_SCALAR,
     T5_MAX_DISTANCE,
     activation,
     bos_token,
@@ -34,7 +35,6 @@ from lm.convert.fields import (
     modernbert_rope,
     none_if_equal,
     pad_token,
-    query_scalar,
     rope_fields,
     same_in_both,
     switch_capacity,
@@ -62,7 +62,6 @@ from lm.convert.schema import (
     by_head,
     decoder_task_classes,
     embedding,
-    from_layer,
     fused_linears,
     fused_qkv,
     in_layers,
@@ -458,7 +457,7 @@ T5GEMMA = Family(
         same_in_both(Field("rms_norm_eps", "norm.epsilon", 1e-6)),
         same_in_both(Field("attention_bias", "bias", False)),
         same_in_both(_GEMMA_ACTIVATION),
-        same_in_both(query_scalar(256)),
+        same_in_both(QUERY_SCALAR),
         same_in_both(Field("attn_logit_softcapping", "attention.logit_cap", 50.0)),
         Field("decoder.final_logit_softcapping", "output.logit_cap", 30.0),
         same_in_both(rope_fields()),
@@ -499,7 +498,7 @@ def _gpt2_stack(transform: Transform) -> Parameters:
     return stack(
         "decoder.blocks",
         "h",
-        fused_qkv("attention", "attn.c_attn", transform=transform),
+        fused_qkv("attn.c_attn", transform=transform),
         linear("attention.out", "attn.c_proj", transform=transform),
         linear("mlp.hidden", "mlp.c_fc", transform=transform),
         linear("mlp.out", "mlp.c_proj", transform=transform),
@@ -642,7 +641,7 @@ GPT_NEOX = Family(
         stack(
             "decoder.blocks",
             "layers",
-            fused_qkv("attention", "attention.query_key_value", per_head=True),
+            fused_qkv("attention.query_key_value", per_head=True),
             linear("attention.out", "attention.dense"),
             linears("mlp", "mlp", hidden="dense_h_to_4h", out="dense_4h_to_h"),
             norm("attention_norm", "input_layernorm"),
@@ -690,7 +689,7 @@ BLOOM = Family(
         stack(
             "decoder.blocks",
             "h",
-            fused_qkv("attention", "self_attention.query_key_value", per_head=True),
+            fused_qkv("self_attention.query_key_value", per_head=True),
             linear("attention.out", "self_attention.dense"),
             linears("mlp", "mlp", hidden="dense_h_to_4h", out="dense_4h_to_h"),
             norm("attention_norm", "input_layernorm"),
@@ -793,7 +792,7 @@ FALCON = Family(
         stack(
             "decoder.blocks",
             "h",
-            fused_qkv("attention", "self_attention.query_key_value", per_head=True),
+            fused_qkv("self_attention.query_key_value", per_head=True),
             linear("attention.out", "self_attention.dense"),
             linears("mlp", "mlp", hidden="dense_h_to_4h", out="dense_4h_to_h"),
             renamed(
@@ -1013,7 +1012,7 @@ PHI3 = replace(
         stack(
             "decoder.blocks",
             "layers",
-            fused_qkv("attention", "self_attn.qkv_proj"),
+            fused_qkv("self_attn.qkv_proj"),
             linear("attention.out", "self_attn.o_proj"),
             fused_linears(("mlp.hidden", "mlp.linear"), "mlp.gate_up_proj"),
             linear("mlp.out", "mlp.down_proj"),
@@ -1090,7 +1089,7 @@ GEMMA2 = replace(
         GEMMA.fields,
         key_value_heads(4),
         _GEMMA_ACTIVATION,
-        query_scalar(256),
+        QUERY_SCALAR,
         Field("attn_logit_softcapping", "attention.logit_cap", 50.0),
         Field("final_logit_softcapping", "output.logit_cap", 30.0),
         gemma_windows(),
@@ -1687,11 +1686,13 @@ MODERNBERT = Family(
         stack(
             "encoder.blocks",
             "layers",
-            fused_qkv("attention", "attn.Wqkv"),
+            fused_qkv("attn.Wqkv"),
             linear("attention.out", "attn.Wo"),
             fused_linears(("mlp.hidden", "mlp.linear"), "mlp.Wi"),
             linear("mlp.out", "mlp.Wo"),
-            from_layer(1, norm("attention_norm", "attn_norm")),
+            in_layers(
+                lambda config: range(1, config.num_encoder_layers), norm("attention_norm", "attn_norm")
+            ),
             norm("mlp_norm", "mlp_norm"),
         ),
     ),

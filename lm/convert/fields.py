@@ -136,19 +136,14 @@ def embedding_width(name: str, default: int | None, to_setting: Callable[[Any, H
     return Field(name, "embedding.d_embed", default, to_setting, lambda _, config: config.embed_width)
 
 
-def query_scalar(default: int) -> Field:
-    """Map the number whose root divides the products of queries and keys; None: the width of a head."""
-
-    def to_field(value: Any, config: ModelConfig) -> Any:
-        return value or config.attention.d_kv
-
-    return Field(
-        "query_pre_attn_scalar",
-        "attention.query_pre_attn_scalar",
-        default,
-        none_if_equal("head_dim", default),
-        to_field,
-    )
+# the number whose root divides the products of queries and keys; None: the width of a head
+QUERY_SCALAR = Field(
+    "query_pre_attn_scalar",
+    "attention.query_pre_attn_scalar",
+    256,
+    none_if_equal("head_dim", 256),
+    lambda value, config: value or config.attention.d_kv,
+)
 
 
 SIDES = ("encoder", "decoder")

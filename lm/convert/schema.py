@@ -169,8 +169,7 @@ class Parameter:
     per_head: bool = False  # fused head by head, as in ``fused_qkv``
     has_heads_axis: bool = False  # whether its last axis is split, [..., heads, features], as in ``by_head``
     stack: str | None = None  # in a stack of layers, the part of the name before the number of the layer
-    first_layer: int = 0  # number of the first layer that has it
-    # Returns the numbers of the layers that have it; None: all from first_layer on
+    # Returns the numbers of the layers that have it; None: all
     layers: Callable[[ModelConfig], Sequence[int]] | None = None
     prefix: str = ""  # how the whole name begins
 
@@ -185,7 +184,7 @@ class Parameter:
         if self.other_name is not None and config is not None and self.has_other_name(config):
             name = self.other_name
         if self.stack is not None and layer_index is not None:
-            number = self.first_layer + layer_index
+            number = layer_index
             if self.layers is not None and config is not None:
                 number = self.layers(config)[layer_index]
             name = f"{self.stack}.{number}.{name}"
@@ -251,16 +250,14 @@ def linears(module: str, published: str, **layers: str) -> Parameters:
     )
 
 
-def fused_qkv(
-    module: str, published: str, *, per_head: bool = False, transform: Transform = TRANSPOSE
-) -> Parameters:
-    """Map the projections to queries, keys and values, which are one published linear layer.
+def fused_qkv(published: str, *, per_head: bool = False, transform: Transform = TRANSPOSE) -> Parameters:
+    """Map attention's projections to queries, keys and values, which are one published linear layer.
 
     Its outputs are all queries, then all keys, then all values. With ``per_head`` they are grouped by
     key/value head: the query heads that share head 0, key head 0, value head 0, then those of head 1, and so
     on.
     """
-    projections = tuple(f"{module}.{name}" for name in ("query", "key", "value"))
+    projections = tuple(f"attention.{name}" for name in ("query", "key", "value"))
     parameters = fused_linears(projections, published, transform=transform)
     return tuple(replace(parameter, per_head=per_head) for parameter in parameters)
 
@@ -285,11 +282,6 @@ def stack(module: str, published: str, *modules: Parameters) -> Parameters:
         for parameters in modules
         for parameter in parameters
     )
-
-
-def from_layer(first_layer: int, parameters: Parameters) -> Parameters:
-    """Map parameters of a stack that the layers before ``first_layer`` lack."""
-    return tuple(replace(parameter, first_layer=first_layer) for parameter in parameters)
 
 
 def in_layers(layers: Callable[[ModelConfig], Sequence[int]], parameters: Parameters) -> Parameters:

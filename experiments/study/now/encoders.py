@@ -68,7 +68,7 @@ TABLES = (
             for factor in UPDATES
             for name, changes in {"mlm": MLM, "causal": CAUSAL_LM, "causal-50": causal_first(50)}.items()
         },
-        baseline="now/1-encoders-budgets/mlm-x1",
+        baseline="mlm-x1",
         scale="mini",
         seeds=3,
         # written down before the rows were trained

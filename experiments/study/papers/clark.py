@@ -8,7 +8,6 @@ from pathlib import Path
 
 from experiments.study.changes import Changes, share_of, times, without
 from experiments.study.classic import ELECTRA
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import (
     WIKIPEDIA_AND_BOOKS,
     adamw,
@@ -17,7 +16,7 @@ from experiments.study.papers.setups import (
     tuned_by_heads,
     vocabulary,
 )
-from experiments.study.table import Conclusion, Paper, make_setup, make_table, missing
+from experiments.study.table import Conclusion, Paper, PublishedScores, make_setup, make_table, missing
 
 _SCORES = PublishedScores(Path(__file__).with_name("clark_scores.json"))
 WARMUP = 10_000
@@ -102,7 +101,7 @@ TABLES = (
         seeds=5,
         paper=PAPER,
         columns=["GLUE"],
-        published=_SCORES.table("clark/5-efficiency"),
+        published=_SCORES,
         conclusions=(
             Conclusion("electra", "electra-15", "a loss on all tokens is what matters most"),
             Conclusion("replace-mlm", "bert", "[MASK] in pre-training harms a little"),
@@ -119,12 +118,12 @@ TABLES = (
             "embeddings": HALF | {"generator_share": 1.0},
             "all": missing("generator of its own"),
         },
-        baseline="clark/3.2-weight-sharing/embeddings",
+        baseline="embeddings",
         scale="mini",
         seeds=5,
         paper=PAPER,
         columns=["GLUE"],
-        published=_SCORES.table("clark/3.2-weight-sharing"),
+        published=_SCORES,
         conclusions=(Conclusion("embeddings", "none", "sharing embeddings helps"),),
     ),
     # lm sweep clark/1-small; two minutes each, six of the base models; in the paper ELECTRA-Small has 79.9
@@ -143,12 +142,12 @@ TABLES = (
             "electra-small-6.25": trained(1 / 16),
             "electra-base": {},
         },
-        baseline="clark/1-small/electra-small",
+        baseline="electra-small",
         scale="mini",
         seeds=5,
         paper=PAPER,
         columns=["GLUE"],
-        published=_SCORES.table("clark/1-small"),
+        published=_SCORES,
         conclusions=(
             Conclusion("electra-small", "bert-small", "small models gain by replaced-token detection"),
             Conclusion("electra-base", "bert-base", "base models gain by replaced-token detection"),
@@ -172,13 +171,13 @@ TABLES = (
                 "pretraining.optimizer.decay_end": times(35 / 8),
             },
         },
-        baseline="clark/2-large/electra-400k",
+        baseline="electra-400k",
         scale="mini",
         seeds=5,
         paper=PAPER,
         setup=make_setup(ELECTRA, LARGE),
         columns=["GLUE"],
-        published=_SCORES.table("clark/2-large"),
+        published=_SCORES,
         conclusions=(
             Conclusion("electra-400k", "bert-ours", "large models gain by replaced-token detection"),
             Conclusion("electra-400k", "roberta-100k", "ELECTRA is better at RoBERTa's compute"),

@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.study.changes import Changes, objective, share_of, times
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import NOT_TUNED, gated, pretraining
-from experiments.study.table import Conclusion, NoiseEstimate, Paper, make_setup, make_table, missing
+from experiments.study.table import (
+    Conclusion,
+    NoiseEstimate,
+    Paper,
+    PublishedScores,
+    make_setup,
+    make_table,
+    missing,
+)
 
 _SCORES = PublishedScores(Path(__file__).with_name("fedus_scores.json"))
 T5_GATED: Changes = objective("span-corruption") | gated("gated-gelu")
@@ -101,7 +108,7 @@ TABLES = (
         paper=PAPER,
         setup=SHORT,
         columns=["LOGPERP-100k"],
-        published=_SCORES.table("fedus/1-moe"),
+        published=_SCORES,
         conclusions=(
             Conclusion("switch-1.0", "t5-base", "experts help at equal operations"),
             Conclusion("switch-1.0", "moe-1.0", "one expert is better at low capacity"),
@@ -114,11 +121,11 @@ TABLES = (
         "fedus/3-initial-values",
         "Initial values of models with experts",
         {"init-0.1": missing("smaller initial values of all matrices"), "init-1.0": switch()},
-        baseline="fedus/3-initial-values/init-1.0",
+        baseline="init-1.0",
         scale="mini",
         paper=PAPER,
         columns=["LOGPERP-3.5k"],
-        published=_SCORES.table("fedus/3-initial-values"),
+        published=_SCORES,
         conclusions=(Conclusion("init-0.1", "init-1.0", "small initial values are better"),),
     ),
     # lm sweep fedus/4-expert-dropout; seven minutes; in the paper T5-Base has 82.9 on GLUE
@@ -137,7 +144,7 @@ TABLES = (
         paper=PAPER,
         setup=make_setup(T5_GATED, TUNED | pretraining(65_536, 1_024, 512)),
         columns=["GLUE", "CNNDM", "SQuAD", "SGLUE"],
-        published=_SCORES.table("fedus/4-expert-dropout"),
+        published=_SCORES,
         conclusions=(
             Conclusion("switch-d0.1-ed0.4", "switch-d0.1", "dropout inside experts helps", "GLUE"),
             Conclusion("switch-d0.1", "switch-d0.3", "more dropout everywhere hurts", "GLUE"),
@@ -160,7 +167,7 @@ TABLES = (
         seeds=3,
         paper=PAPER,
         columns=["LOGPERP-250k", "LOGPERP-500k"],
-        published=_SCORES.table("fedus/9-sizes"),
+        published=_SCORES,
         conclusions=(
             Conclusion("t5-large", "t5-base", "a larger dense model is better"),
             Conclusion("switch-base", "t5-base", "experts help at equal operations"),
@@ -179,7 +186,7 @@ TABLES = (
         scale="mini",
         paper=PAPER,
         columns=["LOGPERP"],
-        published=_SCORES.table("fedus/11-exploration"),
+        published=_SCORES,
         conclusions=(Conclusion("input-jitter", "argmax", "jitter of the router's inputs helps"),),
     ),
 )

@@ -5,21 +5,20 @@ Encoders with the parts of Llama, at three sizes. Causal rows are pre-trained wi
 ways afterwards, in masked steps and in fine-tuning. Choices made where the paper is silent: docs/choices.md.
 """
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from experiments.study.changes import Changes, after_pretraining, times
 from experiments.study.classic import NO_NSP
 from experiments.study.experiment import Mask, PretrainingPhase
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import adamw, pretraining, size, tuned_by_heads, vocabulary
 from experiments.study.presets import BERT
 from experiments.study.table import (
     Conclusion,
     NoiseEstimate,
     Paper,
+    PublishedScores,
     Setup,
-    Table,
     make_setup,
     make_table,
 )
@@ -137,68 +136,49 @@ def continued(thousands: int, objective: Objective | None = None, mask: Mask | N
     }
 
 
-def _table(
-    name: str,
-    title: str,
-    rows: dict[str, Changes],
-    baseline: str,
-    conclusions: Iterable[Conclusion] = (),
-    setup: Setup | None = None,
-) -> Table:
-    return make_table(
-        f"gisserot/{name}",
-        title,
-        rows,
-        baseline=f"gisserot/{name}/{baseline}",
-        scale="mini",
-        seeds=5,
-        paper=PAPER,
-        setup=setup,
-        columns=["SC", "TC", "QA", "IR"],
-        published=_SCORES.table(f"gisserot/{name}"),
-        conclusions=conclusions,
-    )
-
+_table = partial(
+    make_table, scale="mini", seeds=5, paper=PAPER, columns=["SC", "TC", "QA", "IR"], published=_SCORES
+)
 
 # lm sweep 'gisserot/*'; in the paper the 610M model with masks of 40 % has 87.00 in classification
 TABLES = (
     # six minutes each; at small scales the three sizes are one
     *(
         _table(
-            f"2-5-masks-{name}",
+            f"gisserot/2-5-masks-{name}",
             f"Mask rates and causal models, {name.upper()}",
             MASK_RATES,
-            "mlm-40",
-            (Conclusion("mlm-40", "clm", "masks are better for classification", "SC"),),
-            setup,
+            baseline="mlm-40",
+            conclusions=(Conclusion("mlm-40", "clm", "masks are better for classification", "SC"),),
+            setup=setup,
         )
         for name, setup in SIZES.items()
     ),
     # half a minute to six minutes
     _table(
-        "6-9-steps",
+        "gisserot/6-9-steps",
         "Masked and causal models after some of their steps",
         {
             **{f"mlm-{thousands}k": after(thousands) for thousands in CHECKPOINTS},
             **{f"clm-{thousands}k": CAUSAL | after(thousands) for thousands in CHECKPOINTS},
         },
-        "mlm-40k",
-        (
+        baseline="mlm-40k",
+        conclusions=(
             Conclusion("clm-5k", "mlm-5k", "early, causal models are better", "SC"),
             Conclusion("mlm-40k", "mlm-10k", "more steps help", "SC"),
         ),
     ),
     # two to six minutes
     _table(
-        "10-13-mix",
+        "gisserot/10-13-mix",
         "Causal steps, then masked ones",
         {
             f"{causal}k+{total - causal}k": mixed(causal, total)
             for total, shares in MIXES.items()
             for causal in shares
         },
-        "0k+42k",
-        (
+        baseline="0k+42k",
+        conclusions=(
             Conclusion("10k+32k", "0k+42k", "a quarter of causal steps first helps", "SC"),
             Conclusion("5k+17k", "0k+22k", "a quarter of causal steps first helps", "SC"),
             Conclusion("3k+9k", "0k+12k", "a quarter of causal steps first helps", "SC"),
@@ -207,7 +187,7 @@ TABLES = (
     ),
     # six minutes
     _table(
-        "14-17-continued",
+        "gisserot/14-17-continued",
         "Masked steps from a masked or a causal model",
         {
             "mlm": {},
@@ -215,8 +195,8 @@ TABLES = (
             "clm": CAUSAL,
             **{f"clm+{thousands}k": continued(thousands, CLM, "causal") for thousands in (2, 12, 22)},
         },
-        "mlm",
-        (
+        baseline="mlm",
+        conclusions=(
             Conclusion("clm+22k", "mlm+22k", "going on from a causal model is better", "SC"),
             Conclusion("clm+12k", "mlm+12k", "going on from a causal model is better", "SC"),
         ),

@@ -5,18 +5,17 @@ matrix, so that its layer is 2/3 as wide and has as many parameters. Choices mad
 docs/choices.md.
 """
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from experiments.study.changes import Changes, objective
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import NOT_TUNED, gated
 from experiments.study.table import (
     Conclusion,
     Missing,
     NoiseEstimate,
     Paper,
-    Table,
+    PublishedScores,
     make_setup,
     make_table,
     missing,
@@ -58,38 +57,17 @@ ROWS: dict[str, Changes | Missing] = {
 }
 QUOTED: dict[str, Changes | Missing] = {"raffel": missing("another paper's run")}
 
-
-def _table(
-    name: str,
-    title: str,
-    rows: dict[str, Changes | Missing],
-    columns: Iterable[str],
-    conclusions: Iterable[Conclusion],
-    is_tuned: bool = True,
-) -> Table:
-    return make_table(
-        f"glu/{name}",
-        title,
-        rows,
-        scale="mini",
-        seeds=5,
-        paper=PAPER,
-        setup=None if is_tuned else make_setup(SPANS | NOT_TUNED, DECAY),
-        columns=columns,
-        published=_SCORES.table(f"glu/{name}"),
-        conclusions=conclusions,
-    )
-
+_table = partial(make_table, scale="mini", seeds=5, paper=PAPER, published=_SCORES)
 
 # lm sweep 'glu/*'; in the paper GEGLU has 1.942 in Table 1 and ReLU 1.997
 TABLES = (
     # four minutes each, without fine-tuning
     _table(
-        "1-perplexity",
+        "glu/1-perplexity",
         "Feed-forward layers: held-out loss",
         ROWS,
-        ["LOSS-65k"],
-        (
+        columns=["LOSS-65k"],
+        conclusions=(
             Conclusion("geglu", "relu", "a gate with GELU helps"),
             Conclusion("swiglu", "relu", "a gate with Swish helps"),
             Conclusion("geglu", "gelu", "the gate helps, not GELU alone"),
@@ -97,33 +75,33 @@ TABLES = (
             Conclusion("bilinear", "relu", "a gate without activation helps"),
             Conclusion("glu", "relu", "a gate with a sigmoid helps"),
         ),
-        is_tuned=False,
+        setup=make_setup(SPANS | NOT_TUNED, DECAY),
     ),
     # seven minutes each
     _table(
-        "2-glue",
+        "glu/2-glue",
         "Feed-forward layers: GLUE",
         ROWS | QUOTED,
-        ["GLUE"],
-        (
+        columns=["GLUE"],
+        conclusions=(
             Conclusion("reglu", "relu", "gates help after fine-tuning"),
             Conclusion("relu", "raffel", "no dropout in pre-training helps"),
         ),
     ),
     # the runs of the table before
     _table(
-        "3-superglue",
+        "glu/3-superglue",
         "Feed-forward layers: SuperGLUE",
         ROWS | QUOTED,
-        ["SGLUE"],
-        (Conclusion("swiglu", "relu", "gates help after fine-tuning"),),
+        columns=["SGLUE"],
+        conclusions=(Conclusion("swiglu", "relu", "gates help after fine-tuning"),),
     ),
     # the runs of the table before
     _table(
-        "4-squad",
+        "glu/4-squad",
         "Feed-forward layers: SQuAD",
         ROWS | QUOTED,
-        ["SQuAD-EM", "SQuAD-F1"],
-        (Conclusion("bilinear", "relu", "gates help after fine-tuning"),),
+        columns=["SQuAD-EM", "SQuAD-F1"],
+        conclusions=(Conclusion("bilinear", "relu", "gates help after fine-tuning"),),
     ),
 )

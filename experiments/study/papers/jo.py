@@ -7,7 +7,6 @@ than masks. Choices made where the paper is silent: docs/choices.md.
 from pathlib import Path
 
 from experiments.study.changes import Changes, objective
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.sahoo import (
     DECODER,
     LM1B,
@@ -18,7 +17,7 @@ from experiments.study.papers.sahoo import (
     TRAINING,
 )
 from experiments.study.papers.setups import NOT_TUNED, pretraining
-from experiments.study.table import Conclusion, Paper, make_setup, make_table, missing
+from experiments.study.table import Conclusion, Paper, PublishedScores, make_setup, make_table, missing
 
 _SCORES = PublishedScores(Path(__file__).with_name("jo_scores.json"))
 BYTES: Changes = {"data.vocabulary": "bytes"}  # for the 27 characters of text8
@@ -57,12 +56,12 @@ TABLES = (
             "md4": missing("time as an input"),
             **dict.fromkeys(("plaid", "bfn", "rdlm"), CONTINUOUS),
         },
-        baseline="jo/1-text8/transformer-ar",
+        baseline="transformer-ar",
         scale="mini",
         seeds=5,
         paper=PAPER,
         columns=["BPC"],
-        published=_SCORES.table("jo/1-text8"),
+        published=_SCORES,
         conclusions=(
             Conclusion("transformer-ar", "md4", "left to right is ahead of masked diffusion"),
             Conclusion("d3pm-absorb", "d3pm-uniform", "masks are better than random tokens"),
@@ -80,13 +79,13 @@ TABLES = (
             "mdlm": MDLM_AT_EQUAL_TOKENS,
             **dict.fromkeys(("diffusion-lm", "rdlm"), CONTINUOUS),
         },
-        baseline="jo/2-lm1b/transformer",
+        baseline="transformer",
         scale="mini",
         seeds=5,
         paper=PAPER,
         setup=make_setup(DECODER | NOT_TUNED, LM1B),
         columns=["PPL"],
-        published=_SCORES.table("jo/2-lm1b"),
+        published=_SCORES,
         conclusions=(Conclusion("mdlm", "rdlm", "masked diffusion is ahead of continuous"),),
     ),
     make_table(
@@ -95,7 +94,7 @@ TABLES = (
         dict.fromkeys(("mse", "cross-entropy", "cross-entropy+importance"), CONTINUOUS),
         paper=PAPER,
         columns=["BPC"],
-        published=_SCORES.table("jo/5-objective"),
+        published=_SCORES,
         conclusions=(Conclusion("cross-entropy+importance", "mse", "cross entropy is better"),),
     ),
 )

@@ -4,12 +4,11 @@ An encoder whose layers share their parameters, with a narrow embedding and a lo
 of text. Choices made where the paper is silent: docs/choices.md.
 """
 
-from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from experiments.study.changes import Changes, objective, resized, share_of, times
 from experiments.study.papers.liu import MORE_TEXT, SOME_TEXT
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import (
     GLUE_HEADS,
     RACE_HEADS,
@@ -21,7 +20,7 @@ from experiments.study.papers.setups import (
     vocabulary,
 )
 from experiments.study.presets import ADAMW, HEADS, family
-from experiments.study.table import Conclusion, Missing, Paper, Table, make_setup, make_table, missing
+from experiments.study.table import Conclusion, Paper, PublishedScores, make_setup, make_table, missing
 
 _SCORES = PublishedScores(Path(__file__).with_name("lan_scores.json"))
 STEPS = 125_000
@@ -69,35 +68,13 @@ LARGE, XLARGE, XXLARGE = resized(4 / 3, 2), resized(8 / 3, 2), resized(16 / 3)
 # BERT has embeddings as wide as the model and layers that are not shared.
 BERT: Changes = NOT_SHARED | WIDE
 
-
-def _table(
-    name: str,
-    title: str,
-    rows: Mapping[str, Changes | Missing],
-    baseline: str,
-    conclusions: Iterable[Conclusion] = (),
-    surrogate_data: bool = False,
-) -> Table:
-    return make_table(
-        f"lan/{name}",
-        title,
-        rows,
-        baseline=f"lan/{name}/{baseline}",
-        scale="mini",
-        seeds=5,
-        paper=PAPER,
-        columns=["AVG"],
-        published=_SCORES.table(f"lan/{name}"),
-        conclusions=conclusions,
-        surrogate_data=surrogate_data,
-    )
-
+_table = partial(make_table, scale="mini", seeds=5, paper=PAPER, columns=["AVG"], published=_SCORES)
 
 # lm sweep 'lan/*'; in the paper ALBERT-base has an average of 80.1, BERT-base 82.3
 TABLES = (
     # six minutes each; half an hour of the widest
     _table(
-        "2-sizes",
+        "lan/2-sizes",
         "BERT and ALBERT by size",
         {
             "bert-base": BERT,
@@ -107,15 +84,15 @@ TABLES = (
             "albert-xlarge": XLARGE,
             "albert-xxlarge": XXLARGE,
         },
-        "albert-base",
-        (
+        baseline="albert-base",
+        conclusions=(
             Conclusion("albert-xxlarge", "bert-large", "a wide ALBERT is better with fewer parameters"),
             Conclusion("bert-base", "albert-base", "sharing costs something at equal size"),
         ),
     ),
     # six minutes each
     _table(
-        "3-embedding",
+        "lan/3-embedding",
         "Width of the embedding, with and without shared layers",
         {
             "not-shared-64": NOT_SHARED | embedding(64),
@@ -127,15 +104,15 @@ TABLES = (
             "all-shared-256": embedding(256),
             "all-shared-768": WIDE,
         },
-        "all-shared-128",
-        (
+        baseline="all-shared-128",
+        conclusions=(
             Conclusion("not-shared-768", "not-shared-64", "without sharing, a wide embedding is better"),
             Conclusion("all-shared-128", "all-shared-768", "with sharing, 128 features are best"),
         ),
     ),
     # six minutes each
     _table(
-        "4-sharing-768",
+        "lan/4-sharing-768",
         "What layers share, with a wide embedding",
         {
             "all-shared-768": WIDE,
@@ -143,15 +120,15 @@ TABLES = (
             "shared-ffn-768": SHARED_MLP | WIDE,
             "not-shared-768": NOT_SHARED | WIDE,
         },
-        "all-shared-768",
-        (
+        baseline="all-shared-768",
+        conclusions=(
             Conclusion("not-shared-768", "all-shared-768", "sharing everything hurts"),
             Conclusion("shared-attention-768", "shared-ffn-768", "shared feed-forward layers hurt most"),
         ),
     ),
     # six minutes each
     _table(
-        "4-sharing-128",
+        "lan/4-sharing-128",
         "What layers share, with a narrow embedding",
         {
             "all-shared-128": {},
@@ -159,39 +136,39 @@ TABLES = (
             "shared-ffn-128": SHARED_MLP,
             "not-shared-128": NOT_SHARED,
         },
-        "all-shared-128",
-        (
+        baseline="all-shared-128",
+        conclusions=(
             Conclusion("not-shared-128", "all-shared-128", "sharing everything hurts"),
             Conclusion("shared-attention-128", "shared-ffn-128", "shared feed-forward layers hurt most"),
         ),
     ),
     # six minutes each
     _table(
-        "5-pairs",
+        "lan/5-pairs",
         "Loss on pairs of texts",
         {
             "none": {"objective.pairs": "none", "model.heads": ("pooler",)},
             "nsp": {"objective.pairs": "next-sentence", "model.heads": ("pooler", "next-sentence")},
             "sop": {},
         },
-        "sop",
-        (
+        baseline="sop",
+        conclusions=(
             Conclusion("sop", "nsp", "the order of sentences is better than the next sentence"),
             Conclusion("sop", "none", "the order of sentences helps"),
         ),
     ),
     # six minutes each
     _table(
-        "7-data",
+        "lan/7-data",
         "More data",
         {"no-extra-data": SOME_TEXT, "extra-data": MORE_TEXT},
-        "no-extra-data",
-        (Conclusion("extra-data", "no-extra-data", "more data help"),),
+        baseline="no-extra-data",
+        conclusions=(Conclusion("extra-data", "no-extra-data", "more data help"),),
         surrogate_data=True,
     ),
     # five hours each
     _table(
-        "8-dropout",
+        "lan/8-dropout",
         "Dropout of the widest model",
         {
             "dropout": XXLARGE
@@ -202,7 +179,7 @@ TABLES = (
             },
             "no-dropout": missing("dropout that changes in a run"),
         },
-        "dropout",
-        (Conclusion("no-dropout", "dropout", "removing dropout helps the largest model"),),
+        baseline="dropout",
+        conclusions=(Conclusion("no-dropout", "dropout", "removing dropout helps the largest model"),),
     ),
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from experiments.study.changes import Changes, objective, times
 from experiments.study.classic import BART
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import (
     WIKIPEDIA_AND_BOOKS,
     pretraining,
@@ -16,7 +15,7 @@ from experiments.study.papers.setups import (
     tuned_by_heads,
     vocabulary,
 )
-from experiments.study.table import Conclusion, Paper, make_setup, make_table, missing
+from experiments.study.table import Conclusion, Paper, PublishedScores, make_setup, make_table, missing
 
 _SCORES = PublishedScores(Path(__file__).with_name("lewis_scores.json"))
 BASE: Changes = (
@@ -79,12 +78,12 @@ TABLES = (
             "sentence-shuffling": NO_NOISE,
             "infilling+shuffling": {},
         },
-        baseline="lewis/1-objectives/token-masking",
+        baseline="token-masking",
         scale="mini",
         seeds=5,
         paper=PAPER,
         columns=["SQuAD", "MNLI"],
-        published=_SCORES.table("lewis/1-objectives"),
+        published=_SCORES,
         conclusions=(
             Conclusion("language-model", "infilling+shuffling", "a decoder writes long answers best", "ELI5"),
             Conclusion("token-masking", "language-model", "a decoder alone reads worst", "SQuAD"),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from experiments.study.changes import Changes, times
 from experiments.study.classic import NO_NSP
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import (
     GLUE_HEADS,
     RACE_HEADS,
@@ -21,7 +20,15 @@ from experiments.study.papers.setups import (
 )
 from experiments.study.papers.t5 import corpus
 from experiments.study.presets import BERT
-from experiments.study.table import Conclusion, Missing, Paper, make_setup, make_table, missing
+from experiments.study.table import (
+    Conclusion,
+    Missing,
+    Paper,
+    PublishedScores,
+    make_setup,
+    make_table,
+    missing,
+)
 
 _SCORES = PublishedScores(Path(__file__).with_name("liu_scores.json"))
 ROBERTA: Changes = BERT | NO_NSP
@@ -103,12 +110,12 @@ TABLES = (
             "static": missing("masks drawn once"),
             "dynamic": NEXT_SENTENCE,
         },
-        baseline="liu/1-masking/dynamic",
+        baseline="dynamic",
         scale="mini",
         seeds=5,
         paper=PAPER,
         columns=["SQuAD2", "MNLI", "SST2"],
-        published=_SCORES.table("liu/1-masking"),
+        published=_SCORES,
         conclusions=(Conclusion("dynamic", "static", "dynamic masks are slightly better", "SQuAD2"),),
     ),
     # lm sweep liu/2-format; six minutes each; in the paper full sentences have 84.7 on MNLI
@@ -128,7 +135,7 @@ TABLES = (
         seeds=5,
         paper=PAPER,
         columns=["SQuAD2", "MNLI", "SST2", "RACE"],
-        published=_SCORES.table("liu/2-format"),
+        published=_SCORES,
         conclusions=(
             Conclusion("segment-pair+nsp", "sentence-pair+nsp", "single sentences hurt", "MNLI"),
             Conclusion("full-sentences", "segment-pair+nsp", "no next-sentence loss is needed", "MNLI"),
@@ -145,7 +152,7 @@ TABLES = (
         seeds=5,
         paper=PAPER,
         columns=["PPL", "MNLI", "SST2"],
-        published=_SCORES.table("liu/3-batch"),
+        published=_SCORES,
         conclusions=(
             Conclusion("2k", "256", "larger batches help", "PPL"),
             Conclusion("8k", "256", "much larger batches help", "PPL"),
@@ -161,7 +168,7 @@ TABLES = (
         paper=PAPER,
         setup=LARGE_SETUP,
         columns=["SQuAD1", "SQuAD2", "MNLI", "SST2"],
-        published=_SCORES.table("liu/4-data-and-length"),
+        published=_SCORES,
         conclusions=(
             Conclusion("books+wiki", "bert-large", "the recipe alone helps", "MNLI"),
             Conclusion("more-data", "books+wiki", "more data help", "MNLI"),
@@ -186,13 +193,13 @@ TABLES = (
             },
             **BY_LENGTH,
         },
-        baseline="liu/8-glue/books+wiki",
+        baseline="books+wiki",
         scale="mini",
         seeds=5,
         paper=PAPER,
         setup=LARGE_SETUP,
         columns=["MNLI", "QNLI", "QQP", "RTE", "SST2", "MRPC", "CoLA", "STS"],
-        published=_SCORES.table("liu/8-glue"),
+        published=_SCORES,
         surrogate_data=True,
     ),
 )

@@ -11,13 +11,13 @@ from typing import Literal
 
 from experiments.study.changes import Changes, objective, share_of, times
 from experiments.study.experiment import Experiment
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import NOT_TUNED, gated
 from experiments.study.table import (
     Conclusion,
     Missing,
     NoiseEstimate,
     Paper,
+    PublishedScores,
     Table,
     make_setup,
     make_table,
@@ -165,16 +165,14 @@ class Clusters:
 
 @dataclass(frozen=True)
 class FunnelBlocks:
-    """A change of ``model.funnel.blocks`` to ``blocks``, or to the number of encoder layers if less."""
-
-    blocks: int
+    """A change of ``model.funnel.blocks`` to three, or to the number of encoder layers if less."""
 
     def __call__(self, _old: int, experiment: Experiment) -> int:
         """Return the number of blocks at this scale."""
-        return min(self.blocks, experiment.model.num_encoder_layers)
+        return min(3, experiment.model.num_encoder_layers)
 
     def __str__(self) -> str:
-        return f"{self.blocks}, or model.num_encoder_layers where that is less"
+        return "3, or model.num_encoder_layers where that is less"
 
 
 CLUSTERS = (2_500 / 32_128, 6_000 / 32_128)  # the first two, as shares of the vocabulary
@@ -235,7 +233,7 @@ ROWS: dict[str, Changes | Missing] = {
     "universal": UNIVERSAL,
     "moe": experts(2, 1 / 3),
     "switch": experts(1, 1 / 6),
-    "funnel": {"model.funnel.blocks": FunnelBlocks(3)},
+    "funnel": {"model.funnel.blocks": FunnelBlocks()},
     "weighted": {"model.attention.branching": "weighted"},
     "product-key": {
         "model.memory.keys": share_of("model.d_model", 2 / 3, 32),
@@ -289,7 +287,7 @@ TABLES: tuple[Table, ...] = (
         paper=PAPER,
         columns=["EARLY"],
         pairs="with-baseline",
-        published=_SCORES.table("narang/1-modifications"),
+        published=_SCORES,
         conclusions=CONCLUSIONS,
     ),
     # the same
@@ -303,7 +301,7 @@ TABLES: tuple[Table, ...] = (
         setup=make_setup(VANILLA | LEARNED_POSITIONS | NOT_TUNED, FINETUNED_ON_SUPERGLUE),
         columns=["EARLY"],
         pairs="with-baseline",
-        published=_SCORES.table("narang/2-learned-positions"),
+        published=_SCORES,
         conclusions=(Conclusion("relative", "vanilla", "relative attention helps", "FINAL"),),
     ),
 )

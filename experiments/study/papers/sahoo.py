@@ -9,7 +9,6 @@ from pathlib import Path
 
 from experiments.study.changes import Changes, objective, times
 from experiments.study.classic import NO_NSP
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import (
     NOT_TUNED,
     adamw,
@@ -19,7 +18,7 @@ from experiments.study.papers.setups import (
     vocabulary,
 )
 from experiments.study.presets import BERT, GPT
-from experiments.study.table import Conclusion, Paper, make_setup, make_table, missing
+from experiments.study.table import Conclusion, Paper, PublishedScores, make_setup, make_table, missing
 
 _SCORES = PublishedScores(Path(__file__).with_name("sahoo_scores.json"))
 DECODER: Changes = GPT | {
@@ -87,12 +86,12 @@ TABLES = (
             "mdlm-33b": MDLM_AT_EQUAL_TOKENS,
             "mdlm-327b": MDLM | {"pretraining.steps": times(20)},
         },
-        baseline="sahoo/1-lm1b/ar-33b",
+        baseline="ar-33b",
         scale="mini",
         seeds=5,
         paper=PAPER,
         columns=["PPL"],
-        published=_SCORES.table("sahoo/1-lm1b"),
+        published=_SCORES,
         conclusions=(
             Conclusion("ar-33b", "mdlm-33b", "left to right is ahead at equal predicted tokens"),
             Conclusion("ar-327b", "mdlm-327b", "left to right is ahead after longer training"),
@@ -111,7 +110,7 @@ TABLES = (
         paper=PAPER,
         setup=OWT_SETUP,
         columns=["PPL"],
-        published=_SCORES.table("sahoo/2-owt"),
+        published=_SCORES,
         conclusions=(
             Conclusion("ar", "mdlm", "left to right is ahead"),
             Conclusion("mdlm", "sedd", "masked diffusion is ahead of score entropy"),
@@ -129,7 +128,7 @@ TABLES = (
         paper=PAPER,
         setup=OWT_SETUP,
         columns=["PTB", "Wikitext", "LM1B", "Lambada", "AGNews", "Pubmed", "Arxiv"],
-        published=_SCORES.table("sahoo/3-zero-shot"),
+        published=_SCORES,
         conclusions=(Conclusion("mdlm", "sedd", "masked diffusion is ahead of score entropy"),),
     ),
     # lm sweep sahoo/4-glue; six minutes each; in the paper 81.62 of the encoder and 74.88 of the decoder
@@ -141,13 +140,13 @@ TABLES = (
             "bert": {},
             "bert+mdlm": missing("fine-tuning by another objective"),
         },
-        baseline="sahoo/4-glue/bert",
+        baseline="bert",
         scale="mini",
         seeds=5,
         paper=PAPER,
         setup=make_setup(BERT | NO_NSP | MOSAIC, MOSAIC_AT_BASE),
         columns=["GLUE"],
-        published=_SCORES.table("sahoo/4-glue"),
+        published=_SCORES,
         conclusions=(
             Conclusion("bert+mdlm", "bert", "generating costs no scores", relation="equivalent"),
             Conclusion("bert", "ar", "an encoder is ahead of a decoder"),
@@ -164,7 +163,7 @@ TABLES = (
         },
         paper=PAPER,
         columns=["PPL"],
-        published=_SCORES.table("sahoo/8-ablation"),
+        published=_SCORES,
         conclusions=(Conclusion("discrete-time", "no-carry-over", "carrying tokens over matters most"),),
     ),
     make_table(
@@ -177,7 +176,7 @@ TABLES = (
         paper=PAPER,
         setup=OWT_SETUP,
         columns=["BPD", "VARIANCE"],
-        published=_SCORES.table("sahoo/9-schedule"),
+        published=_SCORES,
     ),
     make_table(
         "sahoo/11-times",
@@ -189,7 +188,7 @@ TABLES = (
         paper=PAPER,
         setup=OWT_SETUP,
         columns=["PPL"],
-        published=_SCORES.table("sahoo/11-times"),
+        published=_SCORES,
         conclusions=(Conclusion("1000", "100", "more times give a tighter bound"),),
     ),
     make_table(
@@ -199,6 +198,6 @@ TABLES = (
         paper=PAPER,
         setup=OWT_SETUP,
         columns=["PPL"],
-        published=_SCORES.table("sahoo/12-time-conditioning"),
+        published=_SCORES,
     ),
 )

@@ -8,19 +8,18 @@ where they were read. Choices made where paper and released code differ: docs/ch
 each run takes then, on one core that other jobs share.
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from experiments.study.changes import Changes, objective, times
 from experiments.study.experiment import Experiment
-from experiments.study.papers.published import PublishedScores
 from experiments.study.table import (
     Axis,
     Conclusion,
     NoiseEstimate,
     Paper,
-    Table,
+    PublishedScores,
     make_table,
 )
 
@@ -132,37 +131,13 @@ def larger(layers: float) -> Changes:
     }
 
 
-def _table(
-    name: str,
-    title: str,
-    rows: Mapping[str, Changes],
-    axis: Axis | None = None,
-    scale: str = "nano",
-    seeds: int = 1,
-    conclusions: Iterable[Conclusion] = (),
-    surrogate_data: bool = False,
-) -> Table:
-    """Return a table of the paper, with its scores."""
-    return make_table(
-        f"t5/{name}",
-        title,
-        rows,
-        baseline=BASELINE_ROW,
-        axis=axis,
-        scale=scale,
-        seeds=seeds,
-        paper=PAPER,
-        published=_SCORES.table(f"t5/{name}"),
-        conclusions=conclusions,
-        surrogate_data=surrogate_data,
-    )
-
+_table = partial(make_table, baseline=BASELINE_ROW, paper=PAPER, published=_SCORES)
 
 # The number in a table's name is the paper's; {} is the baseline.
 TABLES = (
     # seven minutes each
     _table(
-        "1-baseline",
+        "t5/1-baseline",
         "Baseline and no pre-training",
         {
             "baseline": {},
@@ -174,7 +149,7 @@ TABLES = (
     ),
     # seven minutes each
     _table(
-        "2-architecture",
+        "t5/2-architecture",
         "Architectures, with a denoising and a language-modelling objective",
         {
             "encoder-decoder": {},
@@ -200,7 +175,7 @@ TABLES = (
     ),
     # seven minutes each
     _table(
-        "4-objective",
+        "t5/4-objective",
         "Disparate unsupervised objectives",
         {
             "prefix-lm": objective("prefix-lm"),
@@ -216,7 +191,7 @@ TABLES = (
     ),
     # one to two minutes each
     _table(
-        "5-bert-style",
+        "t5/5-bert-style",
         "Variants of the BERT-style objective",
         {
             "bert-style": objective("bert-style"),
@@ -227,7 +202,7 @@ TABLES = (
     ),
     # seven minutes each
     _table(
-        "6-corruption-rate",
+        "t5/6-corruption-rate",
         "Corruption rate",
         {
             "10": {"objective.rate": 0.10},
@@ -242,7 +217,7 @@ TABLES = (
     ),
     # one to two minutes each
     _table(
-        "7-span-length",
+        "t5/7-span-length",
         "Average length of a corrupted span",
         {
             "iid": {},  # the baseline draws every token by itself
@@ -252,7 +227,7 @@ TABLES = (
     ),
     # one to two minutes each
     _table(
-        "8-data",
+        "t5/8-data",
         "Pre-training data sets",
         {
             "c4": {},
@@ -268,7 +243,7 @@ TABLES = (
     ),
     # seven minutes each
     _table(
-        "9-repeats",
+        "t5/9-repeats",
         "Pre-training data seen again",
         {
             "full": {},
@@ -281,7 +256,7 @@ TABLES = (
     ),
     # five minutes each; one pre-training for all
     _table(
-        "10-fine-tuning",
+        "t5/10-fine-tuning",
         "Fine-tuning methods",
         {
             "all": {},
@@ -299,7 +274,7 @@ TABLES = (
     ),
     # one to two minutes each; one pre-training a row
     _table(
-        "11-mixing",
+        "t5/11-mixing",
         "Multi-task training: how tasks are mixed",
         {
             "baseline": {},
@@ -319,7 +294,7 @@ TABLES = (
     ),
     # seven to ten minutes each
     _table(
-        "12-multi-task",
+        "t5/12-multi-task",
         "Multi-task pre-training and fine-tuning",
         {
             "baseline": {},
@@ -337,7 +312,7 @@ TABLES = (
     ),
     # each about four times the baseline's minute
     _table(
-        "13-scaling",
+        "t5/13-scaling",
         "What to do with four times the compute",
         {
             "baseline": {},
@@ -358,7 +333,7 @@ TABLES = (
     ),
     # two of them of many times the baseline's minute
     _table(
-        "15-t5-base",
+        "t5/15-t5-base",
         "The final model, and what its scale alone gives",
         {
             "baseline": {},

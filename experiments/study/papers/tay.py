@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.study.changes import Changes, objective, times
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import NOT_TUNED
-from experiments.study.table import Missing, Paper, make_setup, make_table, missing
+from experiments.study.table import Missing, Paper, PublishedScores, make_setup, make_table, missing
 
 _SCORES = PublishedScores(Path(__file__).with_name("tay_scores.json"))
 PAPER = Paper(
@@ -134,11 +133,11 @@ TABLES = (
         "tay/released-shapes",
         "Shapes of T5 models",
         ROWS,
-        baseline="tay/released-shapes/base",
+        baseline="base",
         scale="mini",
         seeds=3,
         paper=PAPER,
         columns=[],
-        published=_SCORES.table("tay/released-shapes"),
+        published=_SCORES,
     ),
 )

@@ -5,13 +5,20 @@ language modelling of the whole text, of what follows a prefix, and span corrupt
 prompted tasks. The numbers count tokens in billions. Choices made where the paper is silent: docs/choices.md.
 """
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from experiments.study.changes import Changes, objective, share_of, times
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import pretraining, size
-from experiments.study.table import Conclusion, Missing, Paper, Table, make_setup, make_table, missing
+from experiments.study.table import (
+    Conclusion,
+    Missing,
+    Paper,
+    PublishedScores,
+    make_setup,
+    make_table,
+    missing,
+)
 from lm.objectives.denoising import OBJECTIVES
 
 _SCORES = PublishedScores(Path(__file__).with_name("wang_scores.json"))
@@ -101,42 +108,19 @@ OTHERS: dict[str, Changes | Missing] = {
     "random": CHANCE,
 }
 
-
-def _table(
-    name: str,
-    title: str,
-    rows: dict[str, Changes | Missing],
-    baseline: str,
-    columns: Iterable[str],
-    conclusions: Iterable[Conclusion],
-) -> Table:
-    return make_table(
-        f"wang/{name}",
-        title,
-        rows,
-        baseline=f"wang/{name}/{baseline}",
-        scale="mini",
-        seeds=3,
-        paper=PAPER,
-        columns=columns,
-        published=_SCORES.table(f"wang/{name}"),
-        conclusions=conclusions,
-        # Its scores are without examples; ours are after fine-tuning, which the paper finds to reorder
-        # models.
-        surrogate_data=True,
-    )
-
+# Its scores are without examples; ours are after fine-tuning, which the paper finds to reorder models.
+_table = partial(make_table, scale="mini", seeds=3, paper=PAPER, published=_SCORES, surrogate_data=True)
 
 # lm sweep 'wang/*'; in the paper the causal decoder has 44.2 after pre-training
 TABLES = (
     # eight minutes each
     _table(
-        "3-pretraining",
+        "wang/3-pretraining",
         "Architectures after language modelling",
         PRETRAINED | {"random": CHANCE},
-        "cd-flm-168",
-        ["EAI", "T0"],
-        (
+        baseline="cd-flm-168",
+        columns=["EAI", "T0"],
+        conclusions=(
             Conclusion("cd-flm-168", "nd-plm-168", "a causal decoder generalises best", "EAI"),
             Conclusion("cd-flm-168", "ed-plm-168", "an encoder-decoder falls behind", "EAI"),
             Conclusion("nd-plm-168", "ed-plm-168", "an encoder-decoder falls behind", "EAI"),
@@ -144,12 +128,12 @@ TABLES = (
     ),
     # five minutes each
     _table(
-        "6-objectives",
+        "wang/6-objectives",
         "Language modelling and span corruption without fine-tuning",
         HALF,
-        "cd-flm-84",
-        ["EAI"],
-        (
+        baseline="cd-flm-84",
+        columns=["EAI"],
+        conclusions=(
             Conclusion("cd-flm-84", "cd-mlm-84", "span corruption alone is near chance", "EAI"),
             Conclusion("nd-plm-84", "nd-mlm-84", "span corruption alone is near chance", "EAI"),
             Conclusion("ed-plm-84", "ed-mlm-84", "span corruption alone is near chance", "EAI"),
@@ -157,12 +141,12 @@ TABLES = (
     ),
     # three minutes each
     _table(
-        "7-lm-adaptation",
+        "wang/7-lm-adaptation",
         "Span corruption, then language modelling",
         ADAPTED,
-        "cd-mlm-38+cd-flm-4",
-        ["EAI", "T0"],
-        (
+        baseline="cd-mlm-38+cd-flm-4",
+        columns=["EAI", "T0"],
+        conclusions=(
             Conclusion(
                 "nd-mlm-42+mtf", "nd-mlm-38+nd-plm-4+mtf", "adapting before tuning adds nothing", "EAI"
             ),
@@ -170,7 +154,7 @@ TABLES = (
     ),
     # the runs of the tables before
     _table(
-        "8-all",
+        "wang/8-all",
         "All experiments",
         {
             **ADAPTED,
@@ -179,9 +163,9 @@ TABLES = (
             **PRETRAINED,
             **OTHERS,
         },
-        "cd-flm-168",
-        ["EAI", "T0"],
-        (
+        baseline="cd-flm-168",
+        columns=["EAI", "T0"],
+        conclusions=(
             Conclusion("ed-mlm-168+mtf", "cd-flm-168+mtf", "tuned, an encoder-decoder is best", "T0"),
             Conclusion("ed-mlm-168+mtf", "nd-mlm-168+mtf", "tuned, an encoder-decoder is best", "T0"),
             Conclusion("nd-mlm-168+mtf", "nd-plm-168+mtf", "tuned, span corruption is better", "T0"),

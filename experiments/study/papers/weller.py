@@ -4,17 +4,16 @@ Encoders and decoders of six sizes that differ in mask and objective alone. All 
 Choices made where the paper is silent: docs/choices.md.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from experiments.study.changes import Changes, after_pretraining, objective, share_of, times
 from experiments.study.classic import NO_NSP
 from experiments.study.experiment import Experiment, Mask
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import adamw, pretraining, size, tuned_by_heads, vocabulary
 from experiments.study.presets import BERT
-from experiments.study.table import Conclusion, Missing, Paper, Table, make_setup, make_table, missing
+from experiments.study.table import Conclusion, Paper, PublishedScores, make_setup, make_table, missing
 from lm.objectives.denoising import OBJECTIVES, Objective
 
 _SCORES = PublishedScores(Path(__file__).with_name("weller_scores.json"))
@@ -52,6 +51,7 @@ PAPER = Paper(
     source="arXiv 2507.11412",
     setup=make_setup(ENCODER, PUBLISHED),
 )
+LOCAL_WINDOW = 64  # of two layers of three, on each side [tokens]
 SHORT_ROWS = 128  # up to which all layers attend to all tokens [tokens]
 
 
@@ -59,21 +59,19 @@ SHORT_ROWS = 128  # up to which all layers attend to all tokens [tokens]
 class EveryThirdLayer:
     """A change of ``model.sparsity.layer_windows``: of three layers one attends to all tokens."""
 
-    window: int  # of the others, on each side [tokens]
-
     def __call__(self, _old: tuple[int | None, ...], experiment: Experiment) -> tuple[int | None, ...]:
         """Return the window of each layer; none where rows are short, as those of small scales are."""
         model = experiment.model
         layers = model.num_decoder_layers if model.has_decoder else model.num_encoder_layers
         if experiment.data.inputs_length <= SHORT_ROWS:
             return ()
-        return tuple(self.window if layer % 3 else None for layer in range(layers))
+        return tuple(LOCAL_WINDOW if layer % 3 else None for layer in range(layers))
 
     def __str__(self) -> str:
-        return f"every third layer sees all tokens, the others {self.window} on each side"
+        return f"every third layer sees all tokens, the others {LOCAL_WINDOW} on each side"
 
 
-WINDOWS: Changes = {"model.sparsity.layer_windows": EveryThirdLayer(64)}
+WINDOWS: Changes = {"model.sparsity.layer_windows": EveryThirdLayer()}
 DECODER: Changes = {"model.architecture": "decoder", **objective("causal-lm")}
 QUOTED = missing("another paper's run")
 
@@ -144,36 +142,13 @@ def decoder_from_encoder(name: str) -> Changes:
 ENCODERS = {f"enc-{name}": encoder(name) for name in SIZES}
 DECODERS = {f"dec-{name}": decoder(name) for name in SIZES}
 
-
-def _table(
-    name: str,
-    title: str,
-    rows: dict[str, Changes | Missing],
-    baseline: str,
-    columns: Iterable[str],
-    conclusions: Iterable[Conclusion] = (),
-    surrogate_data: bool = False,
-) -> Table:
-    return make_table(
-        f"weller/{name}",
-        title,
-        rows,
-        baseline=f"weller/{name}/{baseline}",
-        scale="mini",
-        seeds=5,
-        paper=PAPER,
-        columns=columns,
-        published=_SCORES.table(f"weller/{name}"),
-        conclusions=conclusions,
-        surrogate_data=surrogate_data,
-    )
-
+_table = partial(make_table, scale="mini", seeds=5, paper=PAPER, published=_SCORES)
 
 # lm sweep 'weller/*'; in the paper the encoder of 150M has 89.2 on MNLI and the decoder 85.6
 TABLES = (
     # two to twenty minutes each
     _table(
-        "9-crossed",
+        "weller/9-crossed",
         "Encoders, decoders, and one trained on as the other",
         {
             **ENCODERS,
@@ -181,9 +156,9 @@ TABLES = (
             **{f"enc-from-dec-{name}": encoder_from_decoder(name) for name in CROSSED},
             **{f"dec-from-enc-{name}": decoder_from_encoder(name) for name in CROSSED},
         },
-        "enc-150m",
-        ["MNLI"],
-        (
+        baseline="enc-150m",
+        columns=["MNLI"],
+        conclusions=(
             Conclusion("enc-150m", "dec-150m", "encoders classify better"),
             Conclusion("dec-150m", "enc-150m", "decoders generate better", "GEN"),
             Conclusion("enc-150m", "dec-400m", "a smaller encoder classifies better"),
@@ -194,15 +169,15 @@ TABLES = (
     ),
     # the runs of the table before
     _table(
-        "7-glue",
+        "weller/7-glue",
         "GLUE of the encoders",
         {**ENCODERS},
-        "enc-150m",
-        ["GLUE"],
-        (Conclusion("enc-400m", "enc-150m", "larger encoders are better"),),
+        baseline="enc-150m",
+        columns=["GLUE"],
+        conclusions=(Conclusion("enc-400m", "enc-150m", "larger encoders are better"),),
     ),
     _table(
-        "3-encoders",
+        "weller/3-encoders",
         "Encoders and others of their size",
         {
             "distilroberta": QUOTED,
@@ -214,13 +189,13 @@ TABLES = (
             "deberta-v1-xl": QUOTED,
             "enc-1b": ENCODERS["enc-1b"],
         },
-        "enc-150m",
-        ["GLUE"],
-        (Conclusion("enc-150m", "modernbert-base", "open data suffice"),),
+        baseline="enc-150m",
+        columns=["GLUE"],
+        conclusions=(Conclusion("enc-150m", "modernbert-base", "open data suffice"),),
     ),
     # scores without examples, for which ours after fine-tuning do not stand
     _table(
-        "4-decoders",
+        "weller/4-decoders",
         "Decoders and others of their size",
         {
             "pythia-160m": QUOTED,
@@ -232,17 +207,17 @@ TABLES = (
             "llama-3.2-1b": QUOTED,
             "dec-1b": DECODERS["dec-1b"],
         },
-        "dec-150m",
-        ["GEN"],
-        (Conclusion("dec-1b", "llama-3.2-1b", "the recipe gives a strong decoder"),),
+        baseline="dec-150m",
+        columns=["GEN"],
+        conclusions=(Conclusion("dec-1b", "llama-3.2-1b", "the recipe gives a strong decoder"),),
         surrogate_data=True,
     ),
     _table(
-        "5-hard",
+        "weller/5-hard",
         "Harder tasks",
         {"dec-1b": DECODERS["dec-1b"], "dec-from-enc-1b": decoder_from_encoder("1b")},
-        "dec-1b",
-        ["MMLU_CS", "GSM8k"],
+        baseline="dec-1b",
+        columns=["MMLU_CS", "GSM8k"],
         surrogate_data=True,
     ),
 )

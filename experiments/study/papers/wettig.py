@@ -8,7 +8,6 @@ from pathlib import Path
 
 from experiments.study.changes import Changes
 from experiments.study.classic import NO_NSP
-from experiments.study.papers.published import PublishedScores
 from experiments.study.papers.setups import (
     WIKIPEDIA_AND_BOOKS,
     adamw,
@@ -18,7 +17,7 @@ from experiments.study.papers.setups import (
     vocabulary,
 )
 from experiments.study.presets import BERT
-from experiments.study.table import Axis, Conclusion, Paper, make_setup, make_table
+from experiments.study.table import Axis, Conclusion, Paper, PublishedScores, make_setup, make_table
 
 _SCORES = PublishedScores(Path(__file__).with_name("wettig_scores.json"))
 STEPS = 23_000
@@ -61,7 +60,7 @@ TABLES = (
         scale="mini",
         seeds=5,
         paper=PAPER,
-        published=_SCORES.table("wettig/mask-rate"),
+        published=_SCORES,
         conclusions=(
             Conclusion("40", "15", "40 % is better than 15 %", "MNLI"),
             Conclusion("15", "80", "80 % is too much", "MNLI"),

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from tokenize import TokenInfo
 
 from lm.data.corpus.tfds import Row
-from lm.data.documentation.docstrings import STDLIB, module_files, split_of
+from lm.data.documentation.docstrings import STDLIB, TaggedWords, module_files, tagged_rows
 
 CODE_TAGS = (
     *"keyword number string punctuation operator".split(),
@@ -35,25 +35,15 @@ Position = tuple[int, int]  # of a word's first character: line from 1, column f
 
 
 def code_tag_rows(packages: Iterable[str] = STDLIB) -> dict[str, list[Row]]:
-    """Return ``{split: rows}``, a row for each line of code; no line occurs twice in all splits.
-
-    A row has the ``name`` of the module, the ``tokens`` of the line and ``roles``, the index in CODE_TAGS of
-    each token's tag. The split of a module, train, validation or report, depends on its name alone.
-    """
-    splits: dict[str, list[Row]] = {"train": [], "validation": [], "report": []}
-    seen: set[tuple[str, ...]] = set()
-    for name, path in module_files(packages):
-        split = split_of(name, "roles")
-        for line in tagged_lines(path.read_text("utf-8", errors="replace")):
-            words, tags = zip(*line, strict=True)
-            if words not in seen:
-                seen.add(words)
-                row = {"name": name, "tokens": [*words], "roles": [CODE_TAGS.index(tag) for tag in tags]}
-                splits["report" if split == "test" else split].append(row)
-    return splits
+    """Return ``{split: rows}``, a row for each line of code, its tags in ``roles``."""
+    modules = (
+        (name, tagged_lines(path.read_text("utf-8", errors="replace")))
+        for name, path in module_files(packages)
+    )
+    return tagged_rows(modules, "roles", CODE_TAGS, "roles")
 
 
-def tagged_lines(source: str) -> Iterator[list[tuple[str, str]]]:
+def tagged_lines(source: str) -> Iterator[TaggedWords]:
     """Yield the words of each logical line with their tags; nothing for source that is not ASCII Python."""
     if not source.isascii():
         return

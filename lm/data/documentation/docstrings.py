@@ -5,13 +5,14 @@ import importlib.machinery
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from string import ascii_letters
 from typing import Literal, NamedTuple
 
 from lm.c4 import filters
+from lm.data.corpus.tfds import Row
 
 # Packages of a default install, by import name; those that are missing are skipped.
 INSTALLED = """
@@ -49,6 +50,8 @@ ASCII = str.maketrans("‘’“”–—\u00a0", "''\"\"-- ")
 # a document is in train if its hash is below the first, in validation if below the second, else in test
 TRAIN_BELOW, VALIDATION_BELOW = 0.8, 0.9
 
+TaggedWords = list[tuple[str, str]]  # the words of a text, each with its tag
+
 
 class Document(NamedTuple):
     name: str  # of the module or help topic
@@ -64,6 +67,27 @@ def split_of(name: str, purpose: str = "corpus") -> Literal["train", "validation
     if fraction < TRAIN_BELOW:
         return "train"
     return "validation" if fraction < VALIDATION_BELOW else "test"
+
+
+def tagged_rows(
+    modules: Iterable[tuple[str, Iterable[TaggedWords]]], purpose: str, labels: Sequence[str], column: str
+) -> dict[str, list[Row]]:
+    """Return ``{split: rows}``, a row for each text of tagged words; no text occurs twice in all splits.
+
+    A row has the ``name`` of its module, the ``tokens``, and in ``column`` the index in ``labels`` of each
+    token's tag. The split of a module, train, validation or report, depends on its name alone.
+    """
+    splits: dict[str, list[Row]] = {"train": [], "validation": [], "report": []}
+    seen: set[tuple[str, ...]] = set()
+    for name, texts in modules:
+        split = split_of(name, purpose)
+        for text in texts:
+            words, tags = zip(*text, strict=True)
+            if words not in seen:
+                seen.add(words)
+                row = {"name": name, "tokens": [*words], column: [labels.index(tag) for tag in tags]}
+                splits["report" if split == "test" else split].append(row)
+    return splits
 
 
 def module_files(packages: Iterable[str]) -> Iterator[tuple[str, Path]]:

@@ -7,10 +7,11 @@ labels may be missing, as in every annotated text.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 from lm.data.corpus.tfds import Row
-from lm.data.documentation.docstrings import CODE_SIGN, paragraphs, split_of
+from lm.data.documentation.docstrings import CODE_SIGN, TaggedWords, paragraphs, tagged_rows
 from lm.data.documentation.packages import PACKAGES
 from lm.data.documentation.pinned import matching_modules
 
@@ -40,8 +41,6 @@ WORD = re.compile(rf"{PLACE}|\w+|[^\w\s]", re.ASCII)
 OTHER_MARKUP = re.compile(r"[`*]")
 SENTENCE_LENGTHS = range(4, 61)  # [words]
 
-TaggedWords = list[tuple[str, str]]
-
 
 def marked_modules(wheels: Path) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield (name, docstrings) of the modules of MARKED_PACKAGES, the same on every machine.
@@ -55,24 +54,9 @@ def marked_modules(wheels: Path) -> Iterator[tuple[str, Iterable[str]]]:
 
 
 def object_name_rows(modules: Iterable[tuple[str, Iterable[str]]]) -> dict[str, list[Row]]:
-    """Return ``{split: rows}``, a row for each sentence with a marked name; none occurs twice.
-
-    A row has the ``name`` of the module, the ``tokens`` of the sentence and ``entities``, the index in
-    NAME_LABELS of each token's label. The split of a module, train, validation or report, depends on its name
-    alone.
-    """
-    splits: dict[str, list[Row]] = {"train": [], "validation": [], "report": []}
-    seen: set[tuple[str, ...]] = set()
-    for name, strings in modules:
-        split = split_of(name, "object names")
-        for sentence in (found for string in strings for found in tagged_sentences(string)):
-            words, labels = zip(*sentence, strict=True)
-            if words not in seen:
-                seen.add(words)
-                entities = [NAME_LABELS.index(label) for label in labels]
-                row = {"name": name, "tokens": [*words], "entities": entities}
-                splits["report" if split == "test" else split].append(row)
-    return splits
+    """Return ``{split: rows}``, a row for each sentence with a marked name, its labels in ``entities``."""
+    sentences = ((name, chain.from_iterable(map(tagged_sentences, strings))) for name, strings in modules)
+    return tagged_rows(sentences, "object names", NAME_LABELS, "entities")
 
 
 def tagged_sentences(docstring: str) -> Iterator[TaggedWords]:

@@ -124,7 +124,7 @@ def _forward(plan, query, key, value, coefficients, indices):
         new = jnp.maximum(highest, logits.max(0, keepdims=True))
         finite = jnp.where(new == -jnp.inf, 0.0, new)  # of queries that have seen no key yet
         weights, rescale = jnp.exp(logits - finite), jnp.exp(highest - finite)
-        out = out * rescale + _product(tiles.arrays["value"], weights.astype(value.dtype), 1, 0)
+        out = out * rescale + tile_product(tiles.arrays["value"], weights.astype(value.dtype), 1, 0)
         return new, total * rescale + weights.sum(0, keepdims=True), out
 
     def finish(carry):
@@ -194,7 +194,7 @@ def _query_gradient(scan: Scan) -> list[Array]:
         out, d_coefficients = carry
         gradients = _tile_gradients(plan, tiles)
         key = tiles.arrays["key"]
-        out += _product(key, gradients.products.astype(key.dtype), 1, 0)
+        out += tile_product(key, gradients.products.astype(key.dtype), 1, 0)
         if plan.bias is not None:
             index = jax.lax.broadcasted_iota(jnp.int32, d_coefficients.shape, 0)
             positions = _tile_positions(plan, tiles)
@@ -220,9 +220,9 @@ def _key_gradient(scan: Scan) -> list[Array]:
     def step(carry, tiles):
         d_key, d_value = carry
         gradients = _tile_gradients(scan.plan, tiles)
-        d_key += _product(tiles.arrays["query"], gradients.products.astype(key.dtype), 1, 1)
+        d_key += tile_product(tiles.arrays["query"], gradients.products.astype(key.dtype), 1, 1)
         weights = gradients.weights.astype(key.dtype)
-        return d_key, d_value + _product(tiles.arrays["gradient"], weights, 1, 1)
+        return d_key, d_value + tile_product(tiles.arrays["gradient"], weights, 1, 1)
 
     dtype = key.dtype if groups == heads else jnp.float32
     output = jax.ShapeDtypeStruct((rows, heads, width, key_length), dtype)
@@ -267,7 +267,7 @@ def _tile_logits(plan: TilePlan, tiles: Tiles):
     """Return the logits float32 [S,T] of a tile, -inf where masked, and their pullback to the products."""
     positions = _tile_positions(plan, tiles)
     bias = None if plan.bias is None else plan.bias.tile(positions, tiles.coefficient)
-    products = _product(tiles.arrays["key"], tiles.arrays["query"], 0, 0)
+    products = tile_product(tiles.arrays["key"], tiles.arrays["query"], 0, 0)
     logits, pullback = jax.vjp(
         lambda products: attention_logits(products, bias, logit_cap=plan.logit_cap), products
     )
@@ -291,11 +291,12 @@ class TileGradients(NamedTuple):
 def _tile_gradients(plan: TilePlan, tiles: Tiles) -> TileGradients:
     logits, pullback = _tile_logits(plan, tiles)
     weights = jnp.exp(logits - tiles.arrays["log_sum"])
-    d_weights = _product(tiles.arrays["value"], tiles.arrays["gradient"], 0, 0)
+    d_weights = tile_product(tiles.arrays["value"], tiles.arrays["gradient"], 0, 0)
     d_logits = weights * (d_weights - tiles.arrays["mean_gradient"])
     (d_products,) = pullback(d_logits)
     return TileGradients(weights, d_logits, d_products)
 
 
-def _product(a, b, axis, other):
+def tile_product(a, b, axis, other):
+    """Return the float32 product of two tiles, summed over ``axis`` of ``a`` and ``other`` of ``b``."""
     return jax.lax.dot_general(a, b, (((axis,), (other,)), ((), ())), preferred_element_type=jnp.float32)

@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float
 
 from lm.ops.attention import NO_OPTIONS, AttentionOptions, attention_logits, repeat_heads
+from lm.ops.kernels.flash import tile_product
 from lm.ops.masks import AttentionMask, MaskSpec
 from lm.ops.positions import AnyBias, materialize_bias
 
@@ -162,7 +163,7 @@ def _forward_kernel(plan, inputs, outputs):
     for head in range(plan.heads):
         weights, total, _ = _unnormalized_softmax(plan, inputs, head)
         dropped = _drop_out(weights, inputs, head).astype(ref.dtype)
-        mean = _product(dropped, inputs["value"][...], 1, 0) / total
+        mean = tile_product(dropped, inputs["value"][...], 1, 0) / total
         out = jnp.where(_is_of_head(plan, head, out.shape, 1), mean, out)
     ref[...] = out.astype(ref.dtype)
 
@@ -176,7 +177,7 @@ def _backward_kernel(plan, inputs, outputs):
         is_of_head = partial(_is_of_head, plan, head)
         weights, total, pullback = _unnormalized_softmax(plan, inputs, head)
         weights /= total
-        d_dropped = _product(jnp.where(is_of_head(gradient.shape, 1), gradient, 0), value, 1, 1)
+        d_dropped = tile_product(jnp.where(is_of_head(gradient.shape, 1), gradient, 0), value, 1, 1)
         d_weights = _drop_out(d_dropped, inputs, head)
         d_logits = weights * (d_weights - (weights * d_weights).sum(1, keepdims=True))
         if "bias" in outputs:
@@ -184,10 +185,10 @@ def _backward_kernel(plan, inputs, outputs):
         (d_products,) = pullback(d_logits)
         d_products = d_products.astype(dtype)
         dropped = _drop_out(weights, inputs, head).astype(dtype)
-        d_query = jnp.where(is_of_head(d_query.shape, 1), _product(d_products, key, 1, 0), d_query)
+        d_query = jnp.where(is_of_head(d_query.shape, 1), tile_product(d_products, key, 1, 0), d_query)
         # features by keys: the arrays of logits are not transposed, the smaller ones are
-        d_key = jnp.where(is_of_head(d_key.shape, 0), _product(query, d_products, 0, 0), d_key)
-        d_value = jnp.where(is_of_head(d_value.shape, 0), _product(gradient, dropped, 0, 0), d_value)
+        d_key = jnp.where(is_of_head(d_key.shape, 0), tile_product(query, d_products, 0, 0), d_key)
+        d_value = jnp.where(is_of_head(d_value.shape, 0), tile_product(gradient, dropped, 0, 0), d_value)
     for name, x in (("query", d_query), ("key", d_key.T), ("value", d_value.T)):
         outputs[name][...] = x.astype(outputs[name].dtype)
 
@@ -211,7 +212,7 @@ def _unnormalized_softmax(plan, inputs, head):
     """Return exp(logits - max) float32 [T,S], its sums [T,1] (1 in place of 0), and the logits' pullback."""
     query = inputs["query"][...]
     query = jnp.where(_is_of_head(plan, head, query.shape, 1), query, 0)
-    products = _product(query, inputs["key"][...], 1, 1)
+    products = tile_product(query, inputs["key"][...], 1, 1)
     bias = inputs["bias"][head] if "bias" in inputs else None
     logits, pullback = jax.vjp(
         lambda products: attention_logits(products, bias, logit_cap=plan.logit_cap), products
@@ -241,7 +242,3 @@ def _is_of_head(plan, head, shape, axis):
     """Return bool: whether a feature along ``axis`` is one of ``head``."""
     feature = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
     return jax.lax.div(feature, jnp.int32(plan.width)) == head
-
-
-def _product(a, b, axis, other):
-    return jax.lax.dot_general(a, b, (((axis,), (other,)), ((), ())), preferred_element_type=jnp.float32)

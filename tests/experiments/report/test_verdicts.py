@@ -568,7 +568,7 @@ def test_the_curve_of_a_mean_z_score_ends_at_that_score_and_is_missing_where_it_
     if lacking == "the baseline":
         comparison.runs[BASE] = []
     for name in NAMES:
-        curves = comparison.combined_scores_by_budget(name, "content tokens", "reading")
+        curves = comparison.scores_by_content_tokens(name, "reading")
         ends = [curve[max(curve)] for curve in curves]
         assert ends == pytest.approx([*comparison.combined_scores(name, "reading").values()])
         assert len(ends) == (5 if lacking == "no row" else 0)

@@ -41,6 +41,7 @@ from experiments.study.table import (
     Conclusion,
     Paper,
     Published,
+    PublishedScores,
     make_table,
     missing,
 )
@@ -433,6 +434,21 @@ def test_published_scores_have_to_be_numbers_in_columns_of_the_paper():
             make_table("own", "", {"a": {}}, paper=paper, published={"a": published})
     with pytest.raises(SettingError, match="should say what a row needs"):
         missing()
+
+
+def test_a_table_finds_its_scores_by_its_name_and_its_baseline_among_its_rows(tmp_path):
+    file = tmp_path / "own_scores.json"
+    row = {"label": "B", "scores": {"F1": 1.5}, "unsure": ["F1"]}
+    file.write_text(json.dumps({"columns": {"F1": {"unit": "%"}}, "tables": {"own/1": {"b": row}}}))
+    scores = PublishedScores(file)
+    paper = Paper("Own", "Somebody 2026", scores.columns)
+    rows = {"a": {}, "b": {}}
+    table = make_table("own/1", "", rows, baseline="b", paper=paper, published=scores)
+    assert table.baseline == "own/1/b"
+    assert [(row.published, row.doubts) for row in table.rows] == [({}, {}), ({"F1": 1.5}, {"F1": "unsure"})]
+    assert make_table("own/2", "", rows, baseline="own/1/b").baseline == "own/1/b"
+    with pytest.raises(SettingError, match="no published scores of table 'own/2'; did you mean 'own/1'"):
+        make_table("own/2", "", rows, paper=paper, published=scores)
 
 
 # ---- training
