@@ -190,7 +190,7 @@ class PublishedScores:
         """Return row -> its published scores, in the order of the paper; raise SettingError for no table."""
         if name not in self._tables:
             raise SettingError(
-                f"there are no published scores of table {name!r}{nearest(name, self._tables)}"
+                f"there are no published scores of table {name!r}{did_you_mean(name, self._tables)}"
             )
         return {
             key: Published(**row | {"unsure": tuple(row.get("unsure", ()))})
