@@ -158,15 +158,23 @@ def documents_log_prob(
     Each is read after an ``eos``, which is not scored: in running text, as the model was trained on it, a
     document follows the end of another.
     """
+    requests = document_requests(documents, [eos], window, model.config)
+    return float(continuation_log_probs(model, requests, shard_batch).sum())
+
+
+def document_requests(
+    documents: Sequence[Sequence[int]], before: Sequence[int], window: Window, config: ModelConfig
+) -> list[Request]:
+    """Return the requests by ``windows`` of each document after the ids ``before``, which are not scored."""
     requests: list[Request] = []
     for ids in documents:
-        text = [eos, *ids]
-        for number, request in enumerate(windows(text, window, model.config)):
-            if number == 0:  # ``windows`` may score ``eos``, which is the context instead
-                requests.append((text[:1], text[1 : window.length]))
+        text = [*before, *ids]
+        for number, request in enumerate(windows(text, window, config)):
+            if number == 0:  # ``windows`` may score ``before``, which is the context instead
+                requests.append((text[: len(before)], text[len(before) : window.length]))
             else:
                 requests.append(request)
-    return float(continuation_log_probs(model, requests, shard_batch).sum())
+    return requests
 
 
 def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Request]:
