@@ -138,12 +138,6 @@ def main() -> None:
     sys.exit(code)
 
 
-def launch() -> None:
-    """Run ``lm launch``, for which ``lm-launch`` is another name."""
-    sys.argv.insert(1, "launch")
-    main()
-
-
 def move_study_option_to_environment() -> None:
     """Move ``--study FILE`` from ``sys.argv`` to the environment, which child processes inherit.
 
