@@ -74,11 +74,14 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
     if is_corpus:
         cache = find_cache(run)
         texts = corpus_texts(file, scoring, cache)
-        encode = encode_document
         print_line(f"Corpus, as prepared for the run: {cache}")
     else:
         texts = read_texts(Path(file))
-        encode = encode_line
+
+    def encode(vocabulary: Tokenizer, text: str) -> list[int]:
+        """Return the ids of a line, which may name masks and sentinels, or of a document, which may not."""
+        return vocabulary.encode(text) if is_corpus else vocabulary.encode_prompt(text)
+
     if any(stage.is_count_based for stage in stages):
         results = score_by_counts(stages[0], texts, scoring, encode)
     else:
@@ -89,16 +92,6 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
     if out is not None:
         files.write(out, "".join(map(json_line, results)))
     show_likelihoods([] if is_corpus else [text for _, text in texts], results)
-
-
-def encode_document(vocabulary: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a document of a corpus, in which nothing names a special token."""
-    return vocabulary.encode(text)
-
-
-def encode_line(vocabulary: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a line, which may name masks and sentinels, as the answers of T5 do."""
-    return vocabulary.encode_prompt(text)
 
 
 def score_by_counts(
