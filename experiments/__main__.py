@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from textwrap import fill, indent
 
-from experiments.cli import COMMANDS, GROUPS, HELP_OPTIONS, RENAMED_COMMANDS, overview
+from experiments.cli import COMMANDS, GROUPS, HELP_OPTIONS, overview
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.cluster import is_due_to_lost_process, join_others, leave_others
 from experiments.processes.exit_codes import EXIT_CODES
@@ -138,12 +138,6 @@ def main() -> None:
     sys.exit(code)
 
 
-def launch() -> None:
-    """Run ``lm launch``, for which ``lm-launch`` is another name."""
-    sys.argv.insert(1, "launch")
-    main()
-
-
 def move_study_option_to_environment() -> None:
     """Move ``--study FILE`` from ``sys.argv`` to the environment, which child processes inherit.
 
@@ -241,8 +235,6 @@ def named_command(words: Sequence[str]) -> tuple[str, list[str]]:
         if not rest or rest[0] in HELP_OPTIONS:
             return name, []
         subcommands = [known.partition(" ")[2] for known in COMMANDS if known.startswith(f"{name} ")]
-        if new := RENAMED_COMMANDS.get(f"{name} {rest[0]}"):
-            raise SettingError(f"lm {name} {rest[0]} is now {new}")
         if rest[0] not in subcommands:
             raise SettingError(f"lm {name} has no command {rest[0]!r}{did_you_mean(rest[0], subcommands)}")
         return f"{name} {rest[0]}", rest[1:]

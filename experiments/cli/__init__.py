@@ -16,8 +16,6 @@ class Command(NamedTuple):
     about: str  # its help in a line
 
 
-# commands of earlier versions -> what has replaced them
-RENAMED_COMMANDS = {"launch tpu": "lm launch gce (v5p, v6e, TPU7x) and lm launch queued (v4, v5e)"}
 HELP_OPTIONS = ("-h", "--help", "--help-all")
 _HERE = "experiments.cli"
 COMMANDS = {

@@ -19,7 +19,7 @@ from lm.data.corpus.files import Split
 from lm.data.corpus.readers import WINDOW_READERS
 from lm.data.corpus.shards import iter_documents
 from lm.data.corpus.spec import corpus_shards
-from lm.metrics import NORMAL_95, Likelihood
+from lm.metrics import Likelihood
 from lm.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # with jax, which takes a second
@@ -74,11 +74,14 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
     if is_corpus:
         cache = find_cache(run)
         texts = corpus_texts(file, scoring, cache)
-        encode = encode_document
         print_line(f"Corpus, as prepared for the run: {cache}")
     else:
         texts = read_texts(Path(file))
-        encode = encode_line
+
+    def encode(vocabulary: Tokenizer, text: str) -> list[int]:
+        """Return the ids of a line, which may name masks and sentinels, or of a document, which may not."""
+        return vocabulary.encode(text) if is_corpus else vocabulary.encode_prompt(text)
+
     if any(stage.is_count_based for stage in stages):
         results = score_by_counts(stages[0], texts, scoring, encode)
     else:
@@ -89,16 +92,6 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
     if out is not None:
         files.write(out, "".join(map(json_line, results)))
     show_likelihoods([] if is_corpus else [text for _, text in texts], results)
-
-
-def encode_document(vocabulary: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a document of a corpus, in which nothing names a special token."""
-    return vocabulary.encode(text)
-
-
-def encode_line(vocabulary: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a line, which may name masks and sentinels, as the answers of T5 do."""
-    return vocabulary.encode_prompt(text)
 
 
 def score_by_counts(
@@ -276,18 +269,22 @@ def text_rates(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     ``bits_per_byte``. The perplexity is None for texts without tokens, such as blanks alone, and inf if it is
     too large for a float.
     """
-    nats = -sum(result["log_prob"] for result in results)
-    tokens = sum(result["tokens"] for result in results)
-    bits = nats / math.log(2)
-    num_bytes = sum(result["bytes"] for result in results)
-    interval = {}
+    variance = None
     if any("variance" in result for result in results):
-        error = math.sqrt(sum(result["variance"] for result in results))
-        interval["bits_per_byte_interval"] = NORMAL_95 * error / math.log(2) / num_bytes
+        variance = sum(result["variance"] for result in results)
+    found = Likelihood(
+        nats=-sum(result["log_prob"] for result in results),
+        tokens=sum(result["tokens"] for result in results),
+        words=0,
+        bytes=sum(result["bytes"] for result in results),
+        variance=variance,
+    )
+    interval = {"bits_per_byte_interval": found.bits_per_byte_interval} if found.is_bound else {}
+    characters = sum(result["characters"] for result in results)
     return interval | {
-        "perplexity": Likelihood(nats, tokens, 0, num_bytes).perplexity if tokens else None,
-        "bits_per_byte": bits / num_bytes,
-        "bits_per_character": bits / sum(result["characters"] for result in results),
+        "perplexity": found.perplexity if found.tokens else None,
+        "bits_per_byte": found.bits_per_byte,
+        "bits_per_character": found.nats / math.log(2) / characters,
     }
 
 

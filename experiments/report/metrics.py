@@ -20,7 +20,6 @@ from experiments.runs.result import Result
 from experiments.study.claims import compared_columns
 from experiments.study.experiment import Experiment
 from experiments.study.table import Table
-from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.task import LOWER_IS_BETTER, TaskHalf
 
 TaskScores = Mapping[str, Mapping[str, Any]]  # task -> scores of its best checkpoint, as in scores.json
@@ -176,18 +175,9 @@ def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metr
         paper_column=paper_column if paper_column in published else None,
         chance=first.get("chance"),
         task_metrics=tuple(task_metrics),
-        half=task_half(next(iter(tasks)), first),
+        # "" of tasks of papers and benchmarks: they cannot be answered without their input
+        half=first.get("half") or "reading",
     )
-
-
-def task_half(name: str, scores: Mapping[str, Any]) -> TaskHalf:
-    """Return the half that a task belongs to, from its ``scores`` in scores.json.
-
-    Runs of older versions did not record it; for those it is the half in the task's definition. Tasks of
-    papers and benchmarks define none: they are "reading", since they cannot be answered without their input.
-    """
-    declared = TASKS[name].half if name in TASKS else ""
-    return scores.get("half") or declared or "reading"
 
 
 def metric_groups(metrics: Iterable[Metric]) -> dict[Group, dict[str, float]]:

@@ -150,7 +150,6 @@ class PairedTest:
     p: float = 1.0  # p-value of "no difference", adjusted by Holm's method
     p_not_equivalent: float = 1.0  # p-value of "the difference is the margin or more", adjusted likewise
     by_seed: tuple[float, ...] = ()
-    standard_error: float = inf
     degrees_of_freedom: float = 0.0
 
     @property
@@ -217,7 +216,6 @@ def compare_pairs(
             bootstrap=(low, high),
             p=float(p[i]),
             p_not_equivalent=float(p_not_equivalent[i]),
-            standard_error=float(standard_errors[i]),
             degrees_of_freedom=float(dof[i]),
         )
     return tests

@@ -240,8 +240,7 @@ def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) ->
     which = describe_model(folder, stage.name, stages, "--stage", stage.progress_if_unfinished)
     table = token_embeddings(params, which)
     pieces = stored_vocabulary(stage.folder, stage.settings).vocab
-    rows = table[list(pieces.values())]
-    return WordVectors(tuple(pieces), rows, rows), which
+    return WordVectors(tuple(pieces), table[list(pieces.values())]), which
 
 
 def token_embeddings(params: Mapping[str, Any], which: str) -> np.ndarray:

@@ -197,13 +197,6 @@ def estimate_tagger(sentences: Iterable[TaggedSentence], config: HMMConfig) -> H
     return HMMTagger(config, tuple(tags), tuple(words), initial_counts, transition_counts, emission_counts)
 
 
-def joint_log_prob(lattice: Lattice, tag_ids: np.ndarray) -> float:
-    """Return log P(S, O) of tags int [T] and the words of the lattice [nats]."""
-    transitions = lattice.transitions[tag_ids[:-1], tag_ids[1:]]
-    emissions = lattice.emissions[np.arange(len(tag_ids)), tag_ids]
-    return float(lattice.initial[tag_ids[0]] + transitions.sum() + emissions.sum())
-
-
 def beam_search(lattice: Lattice, width: int) -> TagPath:
     """Return the best path through the ``width`` best tags of each word but the last: O(T K width).
 

@@ -121,16 +121,6 @@ class NGramCounts:
     index: NGramIndex
     counts: tuple[np.ndarray, ...]  # int64 [n-grams] for each order from 1; BOS counts the documents
 
-    def to_dict(self, order: int) -> dict[tuple[int, ...], int]:
-        """Return all n-grams of this order that occur, as tuples of ids, with their counts."""
-        ids, columns = np.arange(self.index.size(order)), []
-        for length in range(order, 0, -1):
-            columns.append(self.index.last_tokens(length, ids))
-            ids = self.index.prefixes(length, ids)
-        ngrams = map(tuple, np.stack(columns[::-1], axis=1).tolist())
-        counts = self.counts[order - 1].tolist()
-        return {ngram: count for ngram, count in zip(ngrams, counts, strict=True) if count}
-
 
 def count_ngrams(tokens: np.ndarray, offsets: np.ndarray, order: int, vocab_size: int) -> NGramCounts:
     """Count the n-grams of a text, of orders 1 to ``order``.

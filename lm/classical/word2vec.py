@@ -10,13 +10,9 @@ negatives for each pair, 215,000 (medians of three interleaved runs, CPU time). 
 loss of a pair is 2.458 nats, gensim's 2.460.
 """
 
-import io
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -24,9 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lm.config.base import DataError, SettingError, did_you_mean
-from lm.config.classical import SkipGramConfig
-from lm.files import matches_checksum, write_with_checksum
+from lm.config.base import SettingError, did_you_mean
+from lm.config.classical import VectorsConfig
 
 NOISE_POWER = 0.75  # of the unigram distribution [Mikolov et al. 2013, section 2.2]
 BATCHES_PER_SCAN = 64  # batches of one compiled scan
@@ -97,26 +92,6 @@ class PaddedText(NamedTuple):
 
     words: np.ndarray  # int32 [window + N + window, or longer]
     documents: np.ndarray  # int32, the number of each word's document; -1 for padding
-
-
-def split_words(text: str) -> list[str]:
-    """Return the words of a text: runs of letters, digits and underscores, in lower case."""
-    return re.findall(r"\w+", text.lower())
-
-
-def build_vocabulary(texts: Iterable[str], min_count: int) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """Return the words that occur at least ``min_count`` times, by falling count, and each text as word ids.
-
-    Ids are int32. Rarer words are dropped from the texts, as in word2vec: the words around them become
-    neighbours.
-    """
-    split = [split_words(text) for text in texts]
-    counts = Counter(word for words in split for word in words)
-    frequent = [word for word, count in counts.items() if count >= min_count]
-    vocabulary = sorted(frequent, key=lambda word: (-counts[word], word))
-    id_of = {word: index for index, word in enumerate(vocabulary)}
-    ids = [[id_of[word] for word in words if word in id_of] for words in split]
-    return tuple(vocabulary), [np.array(text_ids, np.int32) for text_ids in ids]
 
 
 def join_documents(documents: Sequence[np.ndarray], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -223,7 +198,7 @@ def context_windows(
 
 
 def _epoch_batches(
-    text: PaddedText, epoch: int, config: SkipGramConfig, rng: np.random.Generator
+    text: PaddedText, epoch: int, config: VectorsConfig, rng: np.random.Generator
 ) -> Iterator[CentreBatches]:
     """Yield all centres of an epoch in random order, BATCHES_PER_SCAN batches at a time."""
     positions = rng.permutation(np.flatnonzero(np.asarray(text.documents) >= 0))
@@ -244,7 +219,7 @@ def _epoch_batches(
         )
 
 
-def _make_pairs(text: PaddedText, noise: AliasTable, batch: CentreBatches, config: SkipGramConfig) -> Pairs:
+def _make_pairs(text: PaddedText, noise: AliasTable, batch: CentreBatches, config: VectorsConfig) -> Pairs:
     negatives = sample_negatives(batch.keys, noise, (len(batch.positions), config.negatives))
     return Pairs(*context_windows(text, batch.positions, batch.reach, config.window), negatives)
 
@@ -259,19 +234,6 @@ class Tables(NamedTuple):
     contexts: Array  # v [V,D]
 
 
-def train_skipgram(
-    documents: Sequence[np.ndarray], vocab_size: int, config: SkipGramConfig, seed: int
-) -> Tables:
-    """Train tables [V,D] on documents of ids; the same seed gives the same tables.
-
-    Windows do not cross the ends of documents. Raises SettingError if there is no text, or an id not below V.
-    """
-    tables = initial_tables(jax.random.key(seed), vocab_size, config.d_model)
-    for epoch in range(config.epochs):
-        tables = train_epoch(tables, documents, config, seed, epoch)
-    return tables
-
-
 def initial_tables(key: Array, vocab_size: int, d_model: int) -> Tables:
     """Return word2vec's initial tables: centres uniform in [-1/2D, 1/2D], contexts 0."""
     centres = jax.random.uniform(key, (vocab_size, d_model), minval=-0.5 / d_model, maxval=0.5 / d_model)
@@ -279,7 +241,7 @@ def initial_tables(key: Array, vocab_size: int, d_model: int) -> Tables:
 
 
 def train_epoch(
-    tables: Tables, documents: Sequence[np.ndarray], config: SkipGramConfig, seed: int, epoch: int
+    tables: Tables, documents: Sequence[np.ndarray], config: VectorsConfig, seed: int, epoch: int
 ) -> Tables:
     """Return the tables after one more pass over the documents; ``epoch`` counts from 0.
 
@@ -300,7 +262,7 @@ def train_epoch(
 
 @partial(jax.jit, static_argnames="config", donate_argnames="tables")
 def _scan_updates(
-    tables: Tables, text: PaddedText, noise: AliasTable, batches: CentreBatches, config: SkipGramConfig
+    tables: Tables, text: PaddedText, noise: AliasTable, batches: CentreBatches, config: VectorsConfig
 ) -> Tables:
     update = _negative_sampling_update if config.negatives else _softmax_update
 
@@ -326,7 +288,7 @@ def _softmax_update(tables: Tables, pairs: Pairs, rate: Array) -> Tables:
     return Tables(u.at[pairs.centres].add(-rate * d_u), v - rate * d_v)
 
 
-def mean_loss(tables: Tables, documents: Sequence[np.ndarray], config: SkipGramConfig, seed: int) -> float:
+def mean_loss(tables: Tables, documents: Sequence[np.ndarray], config: VectorsConfig, seed: int) -> float:
     """Return the mean loss of a pair of held-out documents [nats].
 
     Windows are drawn as in training. Negatives are drawn by the counts of these documents, and no word is
@@ -345,7 +307,7 @@ def mean_loss(tables: Tables, documents: Sequence[np.ndarray], config: SkipGramC
 
 @partial(jax.jit, static_argnames="config")
 def _scan_losses(
-    tables: Tables, text: PaddedText, noise: AliasTable, batches: CentreBatches, config: SkipGramConfig
+    tables: Tables, text: PaddedText, noise: AliasTable, batches: CentreBatches, config: VectorsConfig
 ) -> Array:
     """Return the sum of losses and the number of pairs, [2]."""
 
@@ -370,22 +332,20 @@ def rescale_to(tables: Tables, like: Array) -> Tables:
     return Tables(tables.centres * factor, tables.contexts / factor)
 
 
-# ---- the vectors of words: looked up, compared, saved and loaded
+# ---- the vectors of words: looked up and compared
 
 
 @dataclass(frozen=True)
 class WordVectors:
-    """The words of a text and skip-gram's two tables of their vectors."""
+    """Words and the table of their vectors, skip-gram's as centres."""
 
     words: tuple[str, ...]  # [V]
     centres: np.ndarray  # u float32 [V,D]
-    contexts: np.ndarray  # v float32 [V,D]
 
     def __post_init__(self) -> None:
-        shapes = {"centres": self.centres.shape, "contexts": self.contexts.shape}
-        for name, shape in shapes.items():
-            if shape[:1] != (len(self.words),) or shape != self.centres.shape or len(shape) != 2:
-                raise SettingError(f"{name} should be [{len(self.words)},D] as the words are, not {[*shape]}")
+        shape = self.centres.shape
+        if shape[:1] != (len(self.words),) or len(shape) != 2:
+            raise SettingError(f"centres should be [{len(self.words)},D] as the words are, not {[*shape]}")
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -395,7 +355,7 @@ class WordVectors:
     def vectors(self, words: Sequence[str]) -> np.ndarray:
         """Return the vectors of words as centres, [T,D]; a word has the same vector in every context.
 
-        Raises SettingError, with the nearest known word, for a word that the text lacked.
+        Raises SettingError, with the did_you_mean known word, for a word that the text lacked.
         """
         for word in words:
             if word not in self.ids:
@@ -413,27 +373,3 @@ class WordVectors:
         cosines[self.ids[word]] = -np.inf
         order = np.argsort(-cosines, kind="stable")[: min(count, len(self.words) - 1)]
         return [(self.words[index], float(cosines[index])) for index in order]
-
-    def save(self, path: Path) -> None:
-        """Write one .npz file, complete or not at all, with its checksum in a file of its own."""
-        file = io.BytesIO()
-        np.savez(file, words=np.array(self.words), centres=self.centres, contexts=self.contexts)
-        write_with_checksum(Path(path), file.getvalue())
-
-
-def train_word_vectors(
-    texts: Iterable[str], config: SkipGramConfig, *, min_count: int, seed: int
-) -> WordVectors:
-    """Train vectors of the words with at least ``min_count`` occurrences; equal seeds give equal vectors."""
-    words, ids = build_vocabulary(texts, min_count)
-    return WordVectors(words, *map(np.asarray, train_skipgram(ids, len(words), config, seed)))
-
-
-def load_word_vectors(path: Path) -> WordVectors:
-    """Return what ``WordVectors.save`` wrote; raise DataError if it is missing or was changed."""
-    if not matches_checksum(Path(path)):
-        raise DataError(
-            f"{path} is missing or damaged: it does not fit its checksum; train the vectors again"
-        )
-    with np.load(path) as file:
-        return WordVectors(tuple(file["words"].tolist()), file["centres"], file["contexts"])

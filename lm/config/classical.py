@@ -1,6 +1,6 @@
 """Settings of the models that came before the Transformer: n-grams, hidden Markov models and skip-gram."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from lm.config.base import ABOVE_0, Condition, SettingError, check_above_0, check_at_least, setting
@@ -44,8 +44,8 @@ class CountsConfig:
 
 
 @dataclass(frozen=True)
-class SkipGramTraining:
-    """How skip-gram is trained; the size of its tables is set elsewhere."""
+class VectorsConfig:
+    """Skip-gram over the pieces of the text before pre-training, whose embedding starts as its vectors."""
 
     window: int = 5  # largest distance between a centre word and its contexts [words]
     # contexts on either side: all of the window, or a number drawn from 1..window for each centre (word2vec)
@@ -54,44 +54,16 @@ class SkipGramTraining:
     subsample: float = 0.0  # words of a higher frequency are dropped at random; 0: none are
     learning_rate: float = 0.025  # of a pair at the start; it falls linearly to ``last_rate``
     last_rate: float = 0.0001  # at the end
-    epochs: int = 5  # passes over the text
+    epochs: int = 0  # passes over the text; 0: the embedding starts at random
     # centres of a batch, whose updates are summed; 16 to 256 reach the same held-out loss at equal rates
     batch: int = 256
-
-    def check(self, prefix: str, min_epochs: int) -> None:
-        """Raise SettingError for values out of range; names in messages begin with ``prefix``."""
-        check_at_least(self, prefix, window=1, negatives=0, subsample=0, epochs=min_epochs, batch=1)
-        check_at_least(self, prefix, learning_rate=0, last_rate=0)
-
-
-@dataclass(frozen=True)
-class SkipGramConfig(SkipGramTraining):
-    """Settings of skip-gram and its tables."""
-
-    d_model: int = 100  # columns of both tables
-
-    def __post_init__(self) -> None:
-        self.check("", min_epochs=1)
-        check_at_least(self, "", d_model=1)
-
-
-@dataclass(frozen=True)
-class VectorsConfig(SkipGramTraining):
-    """Skip-gram over the pieces of the text before pre-training, whose embedding starts as its vectors."""
-
-    epochs: int = 0  # passes over the text; 0: the embedding starts at random
     tokens: int = 2**26  # most tokens that are read, from the start of the text [tokens]
     # in pre-training
     embedding: Literal["trained", "frozen"] = setting("trained", {"pretraining.steps": ABOVE_0})
 
     def __post_init__(self) -> None:
-        self.check("vectors.", min_epochs=0)
-        check_at_least(self, "vectors.", tokens=1)
+        check_at_least(self, "vectors.", window=1, negatives=0, subsample=0, epochs=0, batch=1)
+        check_at_least(self, "vectors.", learning_rate=0, last_rate=0, tokens=1)
         check_above_0(self, "vectors.", "learning_rate")
         if self.embedding == "frozen" and not self.epochs:
             raise SettingError("vectors.embedding='frozen' needs vectors.epochs above 0, or it stays random")
-
-    def with_width(self, d_model: int) -> SkipGramConfig:
-        """Return the settings of skip-gram with ``d_model`` columns."""
-        training = {field.name: getattr(self, field.name) for field in fields(SkipGramTraining)}
-        return SkipGramConfig(**training, d_model=d_model)

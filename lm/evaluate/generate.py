@@ -6,7 +6,6 @@ either side: padding is where segment ids are 0, whatever the tokens there are. 
 no answer.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from jax import Array
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.decoding import Decoding
-from lm.config.model import ModelConfig, SpecialTokens
+from lm.config.model import ModelConfig
 from lm.evaluate import beam_search as beam_steps
 from lm.evaluate.beam_search import T5_RULES, BeamRules, Search
 from lm.evaluate.sampling import next_token
@@ -34,12 +33,10 @@ Model = Transformer | Ensemble
 
 
 class Decoded(NamedTuple):
-    """The tokens that were written, and what was recorded of their logits."""
+    """The tokens that were written."""
 
     tokens: Array  # int32 [B,max_length], padded after EOS
     lengths: Array  # int32 [B]: tokens written, EOS counted; the highest is the number of steps
-    # [B,max_length,...]: what the function ``record`` of ``decode`` returned at each step; 0 after the last
-    record: Array | None
 
 
 def greedy(model: Model, batch: Batch, *, max_length: int) -> Array:
@@ -47,39 +44,22 @@ def greedy(model: Model, batch: Batch, *, max_length: int) -> Array:
     return decode(model, batch, Decoding(max_length)).tokens
 
 
-def decode(
-    model: Model,
-    batch: Batch,
-    decoding: Decoding,
-    *,
-    key: Array | None = None,
-    special: SpecialTokens | None = None,
-    record: Callable[[Array], Array] | None = None,
-) -> Decoded:
+def decode(model: Model, batch: Batch, decoding: Decoding, *, key: Array | None = None) -> Decoded:
     """Write the likeliest tokens, or sampled ones, one by one.
 
-    ``key`` is needed to sample. ``special``: ids that pad, end and start, the model's own by default.
-    ``record`` maps the logits [B,V] of a step to what is recorded of them. Compiles once for equal shapes,
-    ``decoding`` and ``record``.
+    ``key`` is needed to sample. Compiles once for equal shapes and ``decoding``.
     """
-    special = special or model.config.special
-    return _decode(model, _prompt(model, batch), key, decoding=decoding, special=special, record=record)
+    return _decode(model, _prompt(model, batch), key, decoding=decoding)
 
 
 def beam_search(
-    model: Model,
-    batch: Batch,
-    decoding: Decoding,
-    *,
-    rules: BeamRules = T5_RULES,
-    special: SpecialTokens | None = None,
+    model: Model, batch: Batch, decoding: Decoding, *, rules: BeamRules = T5_RULES
 ) -> tuple[Array, Array]:
     """Return the answers of a beam search, best first, and their scores.
 
     The tokens are int32 [B,beams,max_length], padded after EOS, the scores float32 [B,beams].
     """
-    special = special or model.config.special
-    return _beam_search(model, _prompt(model, batch), search=Search(decoding, rules), special=special)
+    return _beam_search(model, _prompt(model, batch), search=Search(decoding, rules))
 
 
 def prompt_batch(config: ModelConfig, tokens: np.ndarray, segment_ids: np.ndarray) -> Batch:
@@ -102,9 +82,10 @@ def _prompt(model: Model, batch: Batch) -> Batch:
     return Batch(**{name: Side(**{field: getattr(side, field) for field in PROMPT_FIELDS})})
 
 
-@partial(jax.jit, static_argnames=("decoding", "special", "record"))
-def _decode(model, batch, key, *, decoding, special, record):
-    logits, cache, done = _first_logits(model, batch, decoding.max_length, special)
+@partial(jax.jit, static_argnames="decoding")
+def _decode(model, batch, key, *, decoding):
+    special = model.config.special
+    logits, cache, done = _first_logits(model, batch, decoding.max_length)
     model, cache = model.unstack(cache)  # separate arrays per layer: slices would be copied at every token
 
     def unfinished(state):
@@ -116,8 +97,7 @@ def _decode(model, batch, key, *, decoding, special, record):
         step_key = None if key is None else jax.random.fold_in(key, step)
         token = next_token(decoding, logits, step_key)
         token = jnp.where(done, special.pad, token)
-        recorded = None if record is None else decoded.record.at[:, step].set(record(logits))
-        decoded = Decoded(decoded.tokens.at[:, step].set(token), decoded.lengths + ~done, recorded)
+        decoded = Decoded(decoded.tokens.at[:, step].set(token), decoded.lengths + ~done)
         if special.eos is not None:
             done = done | (token == special.eos)
         return decoded, done, token
@@ -128,15 +108,11 @@ def _decode(model, batch, key, *, decoding, special, record):
         return *append_token(decoded, done, logits), cache
 
     tokens = jnp.full((len(done), decoding.max_length), special.pad, jnp.int32)
-    recorded = None
-    if record is not None:
-        recorded_step = jax.eval_shape(record, logits)
-        recorded = jnp.zeros((*tokens.shape, *recorded_step.shape[1:]), recorded_step.dtype)
-    decoded = Decoded(tokens, jnp.zeros(len(done), jnp.int32), recorded)
+    decoded = Decoded(tokens, jnp.zeros(len(done), jnp.int32))
     return jax.lax.while_loop(unfinished, advance, (*append_token(decoded, done, logits), cache))[0]
 
 
-def _first_logits(model, batch, max_length, special):
+def _first_logits(model, batch, max_length):
     """Prefill the cache with the prompts.
 
     Returns the logits [B,V] of the first token, the cache for the others, and which rows are all padding,
@@ -149,20 +125,22 @@ def _first_logits(model, batch, max_length, special):
     order = jnp.argsort(segments == 0, axis=1, stable=True)
     batch = batch.map(lambda values: jnp.take_along_axis(values, order, axis=1))
     if model.config.has_encoder:
-        if special.start is None:
+        start_token = model.config.special.start
+        if start_token is None:
             message = "model.special.start=None: an encoder-decoder needs a token to start answers with"
             raise SettingError(message)
-        start = jnp.full((len(tokens), 1), special.start, jnp.int32)
+        start = jnp.full((len(tokens), 1), start_token, jnp.int32)
         batch = replace(batch, decoder=Side(tokens=start))
     prompt_length = batch.side("decoder").tokens.shape[1]
     logits, cache = model.prefill(batch, prompt_length + max_length - 1)
     return logits, cache, ~(segments > 0).any(-1)
 
 
-@partial(jax.jit, static_argnames=("search", "special"))
-def _beam_search(model, batch, *, search, special):
+@partial(jax.jit, static_argnames="search")
+def _beam_search(model, batch, *, search):
+    special = model.config.special
     count, max_length = search.decoding.beams, search.decoding.max_length
-    logits, cache, done = _first_logits(model, batch, max_length, special)
+    logits, cache, done = _first_logits(model, batch, max_length)
     rows = jnp.arange(len(done))
 
     def choose(beams, logits, step):

@@ -37,9 +37,9 @@ from lm.evaluate.loglikelihood import (
     ShardBatch,
     Window,
     check_length,
+    document_requests,
     pad_to_shape,
     run_batched,
-    windows,
 )
 
 REQUESTS_AT_ONCE = 1_024  # whose masked rows are in memory together
@@ -102,15 +102,7 @@ def documents_bound(
     Each document is read after ``masking.end``, as if another document had ended there; these ids are context
     and are not scored. ``documents_log_prob`` does the same with an EOS.
     """
-    requests: list[Request] = []
-    begin = len(masking.end)
-    for ids in documents:
-        text = [*masking.end, *ids]
-        for number, request in enumerate(windows(text, window, model.config)):
-            if number == 0:  # ``windows`` scores ``masking.end``, which is the context instead
-                requests.append((text[:begin], text[begin : window.length]))
-            else:
-                requests.append(request)
+    requests = document_requests(documents, masking.end, window, model.config)
     return continuation_bounds(model, requests, shard_batch, masking, draws)
 
 

@@ -109,26 +109,25 @@ def candidate_log_probs(
     contexts: Sequence[TokenIds],
     candidates: Sequence[Sequence[TokenIds]],
     shard_batch: ShardBatch,
-    masking: Masking | None = None,
 ) -> list[np.ndarray]:
     """Return the log-probability of each of C candidates given their context, float64 [C] nats per context.
 
-    A model with a decoder reads the context once for all of them.
+    The model has a decoder, which reads the context once for all of them.
     """
     config = model.config
     if not contexts:
         return []
-    # Here the context is read again with each candidate: an encoder has no cache, an ensemble no ``extend``,
-    # and random blocks (BigBird) are drawn for whole rows.
-    if not config.has_decoder or config.sparsity.random_blocks or isinstance(model, Ensemble):
+    # Here the context is read again with each candidate: an ensemble has no ``extend``, and random blocks
+    # (BigBird) are drawn for whole rows.
+    if config.sparsity.random_blocks or isinstance(model, Ensemble):
         requests: list[Request] = []
         for context, its_candidates in zip(contexts, candidates, strict=True):
             requests += [(context, candidate) for candidate in its_candidates]
         ends = np.cumsum([len(its_candidates) for its_candidates in candidates])
-        return np.split(continuation_log_probs(model, requests, shard_batch, masking), ends[:-1])
+        return np.split(continuation_log_probs(model, requests, shard_batch), ends[:-1])
     rows: list[_Row] = []
     for number, (context, its_candidates) in enumerate(zip(contexts, candidates, strict=True)):
-        rows += _make_rows(config, context, tuple(its_candidates), number, masking)
+        rows += _make_rows(config, context, tuple(its_candidates), number, None)
     lengths = np.zeros((len(rows), 4), np.int64)  # of encoder, prompt, number of candidates, targets
     for index, row in enumerate(rows):
         targets_length = max(map(len, row.candidates), default=0)
@@ -151,22 +150,6 @@ def without_start(ids: list[int], config: ModelConfig) -> list[int]:
 # ---- long texts
 
 
-def text_log_prob(
-    model: Model,
-    ids: TokenIds,
-    window: Window,
-    shard_batch: ShardBatch,
-    masking: Masking | None = None,
-) -> tuple[float, int]:
-    """Return the log-probability of a text in nats, and the number of tokens scored.
-
-    The text is scored in sliding windows (``windows``).
-    """
-    requests = list(windows(ids, window, model.config))
-    log_probs = continuation_log_probs(model, requests, shard_batch, masking)
-    return float(log_probs.sum()), sum(len(scored) for _, scored in requests)
-
-
 def documents_log_prob(
     model: Model, documents: Sequence[Sequence[int]], window: Window, eos: int, shard_batch: ShardBatch
 ) -> float:
@@ -175,15 +158,23 @@ def documents_log_prob(
     Each is read after an ``eos``, which is not scored: in running text, as the model was trained on it, a
     document follows the end of another.
     """
+    requests = document_requests(documents, [eos], window, model.config)
+    return float(continuation_log_probs(model, requests, shard_batch).sum())
+
+
+def document_requests(
+    documents: Sequence[Sequence[int]], before: Sequence[int], window: Window, config: ModelConfig
+) -> list[Request]:
+    """Return the requests by ``windows`` of each document after the ids ``before``, which are not scored."""
     requests: list[Request] = []
     for ids in documents:
-        text = [eos, *ids]
-        for number, request in enumerate(windows(text, window, model.config)):
-            if number == 0:  # ``windows`` may score ``eos``, which is the context instead
-                requests.append((text[:1], text[1 : window.length]))
+        text = [*before, *ids]
+        for number, request in enumerate(windows(text, window, config)):
+            if number == 0:  # ``windows`` may score ``before``, which is the context instead
+                requests.append((text[: len(before)], text[len(before) : window.length]))
             else:
                 requests.append(request)
-    return float(continuation_log_probs(model, requests, shard_batch).sum())
+    return requests
 
 
 def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Request]:

@@ -9,22 +9,32 @@ each core. One of n-grams counts the first nine tenths, or scores the last tenth
 
 import argparse
 import os
+import re
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from statistics import median
 
 from sides import Side, Step, compare, describe, serve
 
 LEAST = 5  # occurrences of a word
+COLUMNS = 100  # of a table of vectors
 BLOCKS = 5
 
 
 def read(path: str) -> tuple[tuple[str, ...], list]:
-    """Words, and the documents as their numbers."""
-    from lm.classical.word2vec import build_vocabulary
+    """Words of at least LEAST occurrences, by falling count, and the documents as their numbers."""
+    import numpy as np
 
-    return build_vocabulary(Path(path).read_text().splitlines(), LEAST)
+    documents = [line.split() for line in Path(path).read_text().splitlines()]
+    counts = Counter(word for words in documents for word in words)
+    frequent = [word for word, count in counts.items() if count >= LEAST]
+    vocabulary = tuple(sorted(frequent, key=lambda word: (-counts[word], word)))
+    id_of = {word: index for index, word in enumerate(vocabulary)}
+    return vocabulary, [
+        np.array([id_of[word] for word in words if word in id_of], np.int32) for words in documents
+    ]
 
 
 def skipgram(path: str) -> Step:
@@ -32,11 +42,11 @@ def skipgram(path: str) -> Step:
     import jax
 
     from lm.classical.word2vec import initial_tables, train_epoch
-    from lm.config.classical import SkipGramConfig
+    from lm.config.classical import VectorsConfig
 
     words, documents = read(path)
-    config = SkipGramConfig(epochs=100)
-    tables, epoch = initial_tables(jax.random.key(0), len(words), config.d_model), 0
+    config = VectorsConfig(epochs=100)
+    tables, epoch = initial_tables(jax.random.key(0), len(words), COLUMNS), 0
 
     def step():
         nonlocal tables, epoch
@@ -50,7 +60,7 @@ def gensim_skipgram(path: str) -> Step:
     from gensim.models import Word2Vec
 
     documents = [line.split() for line in Path(path).read_text().splitlines()]
-    settings = {"vector_size": 100, "window": 5, "negative": 5, "min_count": LEAST, "sample": 0, "sg": 1}
+    settings = {"vector_size": COLUMNS, "window": 5, "negative": 5, "min_count": LEAST, "sample": 0, "sg": 1}
     model = Word2Vec(**settings, workers=len(os.sched_getaffinity(0)))
     model.build_vocab(documents)
     return lambda: model.train(documents, total_examples=len(documents), epochs=1)
@@ -92,10 +102,9 @@ def main() -> None:
     if options.cores is not None:
         os.sched_setaffinity(0, options.cores)
     from experiments.processes.memory import tunables
-    from lm.classical.word2vec import split_words
     from lm.data.documentation.docstrings import DEFAULT, extract_docstrings
 
-    texts = [split_words(document.text) for document in extract_docstrings(DEFAULT)]
+    texts = [re.findall(r"\w+", document.text.lower()) for document in extract_docstrings(DEFAULT)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "words.txt"
         path.write_text("\n".join(" ".join(words) for words in texts if words))

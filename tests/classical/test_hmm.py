@@ -11,7 +11,6 @@ from lm.classical.hmm import (
     Lattice,
     beam_search,
     estimate_tagger,
-    joint_log_prob,
     load_tagger,
     save_tagger,
     tag_words,
@@ -77,6 +76,13 @@ def test_a_sentence_begins_with_a_tag_as_often_as_in_training():
 )
 def test_a_tag_follows_another_with_the_share_of_all_its_words(before, after, prob):
     assert MODEL.transitions[STATE[before], STATE[after]] == prob
+
+
+def joint_log_prob(lattice, tag_ids):
+    """log P(S, O) of tags int [T] and the words of the lattice [nats]."""
+    transitions = lattice.transitions[tag_ids[:-1], tag_ids[1:]]
+    emissions = lattice.emissions[np.arange(len(tag_ids)), tag_ids]
+    return float(lattice.initial[tag_ids[0]] + transitions.sum() + emissions.sum())
 
 
 def test_what_a_row_lacks_is_the_share_of_words_that_end_a_sentence():

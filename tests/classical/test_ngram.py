@@ -81,18 +81,29 @@ class Reference:
         return self.prob(token, context[1:]) if context else 1 / V
 
 
+def to_dict(found, order):
+    """All n-grams of this order that occur, as tuples of ids, with their counts."""
+    ids, columns = np.arange(found.index.size(order)), []
+    for length in range(order, 0, -1):
+        columns.append(found.index.last_tokens(length, ids))
+        ids = found.index.prefixes(length, ids)
+    ngrams = map(tuple, np.stack(columns[::-1], axis=1).tolist())
+    counts = found.counts[order - 1].tolist()
+    return {ngram: count for ngram, count in zip(ngrams, counts, strict=True) if count}
+
+
 def test_counts_are_those_of_a_dictionary_and_no_ngram_crosses_the_begin_of_a_document():
     documents = drawn_documents(0)
     found, wanted = count_ngrams(*flat(documents), 5, V), counted(documents, 5)
-    assert found.to_dict(1) == wanted[1] | {(BEGIN,): len(documents)}
+    assert to_dict(found, 1) == wanted[1] | {(BEGIN,): len(documents)}
     for order in range(2, 6):
-        assert found.to_dict(order) == wanted[order]
-        assert not any(BEGIN in gram[1:] for gram in found.to_dict(order))
+        assert to_dict(found, order) == wanted[order]
+        assert not any(BEGIN in gram[1:] for gram in to_dict(found, order))
 
 
 def test_the_largest_vocabulary_and_the_highest_order_fit_in_keys():
     documents = [[2**16 - 1, 2**16 - 2] * 4, [0, 2**16 - 1] * 3]
-    table = count_ngrams(*flat(documents), MAX_ORDER, 2**16).to_dict(MAX_ORDER)
+    table = to_dict(count_ngrams(*flat(documents), MAX_ORDER, 2**16), MAX_ORDER)
     assert table[2**16 - 1, 2**16 - 2, 2**16 - 1, 2**16 - 2, 2**16 - 1] == 2
     assert table[2**16, 0, 2**16 - 1, 0, 2**16 - 1] == 1
 

@@ -6,15 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from skipgram import train_skipgram
 
 from lm.classical.word2vec import (
-    Tables,
     WordVectors,
-    build_vocabulary,
     context_windows,
+    initial_tables,
     join_documents,
     keep_probabilities,
-    load_word_vectors,
     mean_loss,
     negative_sampling_gradients,
     negative_sampling_loss,
@@ -23,14 +22,13 @@ from lm.classical.word2vec import (
     sample_negatives,
     softmax_gradients,
     softmax_loss,
-    train_skipgram,
-    train_word_vectors,
 )
-from lm.config.base import DataError, SettingError
-from lm.config.classical import SkipGramConfig
+from lm.config.base import SettingError
+from lm.config.classical import VectorsConfig
 
 B, C, K, V, D = 4, 3, 5, 7, 6
-TINY = SkipGramConfig(d_model=8, window=2, epochs=6, batch=16, learning_rate=0.1)
+WIDTH = 8  # of the vectors of toy texts
+TINY = VectorsConfig(window=2, epochs=6, batch=16, learning_rate=0.1)
 
 
 def normal(seed, *shape):
@@ -137,7 +135,10 @@ def toy_texts():
 
 @pytest.fixture(scope="module")
 def toy():
-    return build_vocabulary(toy_texts(), 1)
+    """The words of the toy texts, and each text as their numbers."""
+    split = [text.split() for text in toy_texts()]
+    words = sorted({word for text in split for word in text})
+    return words, [np.array([words.index(word) for word in text]) for text in split]
 
 
 @pytest.mark.parametrize("negatives", [5, 0], ids=["negative-sampling", "softmax"])
@@ -145,10 +146,10 @@ def toy():
 def test_words_that_are_interchangeable_become_neighbours_and_the_loss_falls(toy, negatives, subsample):
     words, ids = toy
     config = replace(TINY, negatives=negatives, subsample=subsample)
-    vectors = train_word_vectors(toy_texts(), config, min_count=1, seed=0)
-    tables = Tables(vectors.centres, vectors.contexts)
-    still = train_skipgram(ids, len(words), replace(config, learning_rate=0.0, last_rate=0.0), 0)
-    assert mean_loss(tables, ids, config, 1) < 0.8 * mean_loss(still, ids, config, 1)
+    tables = train_skipgram(ids, (len(words), WIDTH), config, 0)
+    untrained = initial_tables(jax.random.key(0), len(words), WIDTH)
+    assert mean_loss(tables, ids, config, 1) < 0.8 * mean_loss(untrained, ids, config, 1)
+    vectors = WordVectors(tuple(words), np.asarray(tables.centres))
     for one, other in (("cat", "dog"), ("red", "blue")):
         assert vectors.neighbours(one, 1)[0][0] == other and vectors.neighbours(other, 1)[0][0] == one
 
@@ -156,7 +157,7 @@ def test_words_that_are_interchangeable_become_neighbours_and_the_loss_falls(toy
 def test_the_same_seed_gives_the_same_tables_and_another_gives_others(toy):
     words, ids = toy
     config = replace(TINY, epochs=1, subsample=0.05)
-    first, again, other = (train_skipgram(ids[:50], len(words), config, seed) for seed in (3, 3, 4))
+    first, again, other = (train_skipgram(ids[:50], (len(words), WIDTH), config, seed) for seed in (3, 3, 4))
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
     assert not any((a == b).all() for a, b in zip(first, other, strict=True))
 
@@ -164,8 +165,8 @@ def test_the_same_seed_gives_the_same_tables_and_another_gives_others(toy):
 def test_only_words_of_the_text_are_moved_as_centres(toy):
     words, ids = toy
     missing = len(words)
-    short = train_skipgram(ids[:5], missing + 1, replace(TINY, epochs=1), 0)
-    longer = train_skipgram(ids[:5], missing + 1, replace(TINY, epochs=3), 0)
+    short = train_skipgram(ids[:5], (missing + 1, WIDTH), replace(TINY, epochs=1), 0)
+    longer = train_skipgram(ids[:5], (missing + 1, WIDTH), replace(TINY, epochs=3), 0)
     assert (short.centres[missing] == longer.centres[missing]).all()
     assert (longer.contexts[missing] == 0).all()
     assert (short.centres[ids[0]] != longer.centres[ids[0]]).any(axis=1).all()
@@ -174,13 +175,18 @@ def test_only_words_of_the_text_are_moved_as_centres(toy):
 def test_an_update_is_a_step_of_gradient_descent_on_the_loss_of_the_batch():
     """One batch of one document, with all contexts and the full softmax: u and v move by -rate x gradient."""
     ids = np.array([0, 1, 2, 1, 3])
-    config = SkipGramConfig(d_model=D, window=2, reach="whole", negatives=0, epochs=1, batch=5)
-    frozen = train_skipgram([ids], V, replace(config, learning_rate=0.0, last_rate=0.0), 0)
-    moved = train_skipgram([ids], V, replace(config, learning_rate=0.5, last_rate=0.5), 0)
+    rates = {"learning_rate": 0.5, "last_rate": 0.5}
+    config = VectorsConfig(window=2, reach="whole", negatives=0, epochs=1, batch=5, **rates)
+    untrained = initial_tables(jax.random.key(0), V, D)
+    moved = train_skipgram([ids], (V, D), config, 0)
     text = jax.device_put(pad_text(*join_documents([ids], V), 2, 5))
     centres, contexts, weights = context_windows(text, 2 + np.arange(5), np.full(5, 2), 2)
-    gradients = jax.grad(lambda u, v: softmax_loss(u[centres], v, contexts, weights), argnums=(0, 1))(*frozen)
-    for start, end, gradient in zip(frozen, moved, gradients, strict=True):
+
+    def loss(u, v):
+        return softmax_loss(u[centres], v, contexts, weights)
+
+    gradients = jax.grad(loss, argnums=(0, 1))(*untrained)
+    for start, end, gradient in zip(untrained, moved, gradients, strict=True):
         np.testing.assert_allclose(end, start - 0.5 * gradient, atol=1e-6)
 
 
@@ -190,21 +196,21 @@ def test_an_update_is_a_step_of_gradient_descent_on_the_loss_of_the_batch():
 )
 def test_text_that_the_tables_do_not_fit_is_refused(documents, mend):
     with pytest.raises(SettingError, match=mend):
-        train_skipgram([np.array(ids, int) for ids in documents], V, TINY, 0)
+        train_skipgram([np.array(ids, int) for ids in documents], (V, WIDTH), TINY, 0)
 
 
 def test_settings_without_sense_are_refused():
-    for name in ("d_model", "window", "epochs", "batch"):
-        with pytest.raises(SettingError, match=f"{name}=0 should be at least 1"):
-            SkipGramConfig(**{name: 0})
-    with pytest.raises(SettingError, match="negatives=-1"):
-        SkipGramConfig(negatives=-1)
+    for name in ("window", "batch", "tokens"):
+        with pytest.raises(SettingError, match=f"vectors.{name}=0 should be at least 1"):
+            VectorsConfig(**{name: 0})
+    for name in ("negatives", "epochs"):
+        with pytest.raises(SettingError, match=f"vectors.{name}=-1 should be at least 0"):
+            VectorsConfig(**{name: -1})
 
 
 VECTORS = WordVectors(
     ("bank", "river", "money", "tree"),
     np.array([[1, 0], [2, 1], [-1, 0], [0, 3]], np.float32),
-    np.zeros((4, 2), np.float32),
 )
 
 
@@ -225,25 +231,6 @@ def test_a_misspelt_word_is_refused_with_the_nearest():
         VECTORS.neighbours("rivre", 1)
 
 
-def test_vectors_are_saved_and_loaded_whole(tmp_path):
-    VECTORS.save(tmp_path / "vectors.npz")
-    loaded = load_word_vectors(tmp_path / "vectors.npz")
-    assert loaded.words == VECTORS.words
-    assert (loaded.centres == VECTORS.centres).all() and (loaded.contexts == VECTORS.contexts).all()
-    data = bytearray((tmp_path / "vectors.npz").read_bytes())
-    data[len(data) // 2] ^= 1
-    (tmp_path / "vectors.npz").write_bytes(data)
-    for name in ("vectors.npz", "missing.npz"):
-        with pytest.raises(DataError, match=name):
-            load_word_vectors(tmp_path / name)
-
-
-def test_tables_that_do_not_fit_the_words_are_refused():
+def test_a_table_that_does_not_fit_the_words_is_refused():
     with pytest.raises(SettingError, match=r"centres should be \[1,D\]"):
-        WordVectors(("bank",), np.zeros((2, 3)), np.zeros((2, 3)))
-
-
-def test_words_are_numbered_by_falling_count_and_rare_ones_are_left_out():
-    words, ids = build_vocabulary(["The cat, the DOG.", "the cat sat"], 2)
-    assert words == ("the", "cat")
-    assert [row.tolist() for row in ids] == [[0, 1, 0], [0, 1]]
+        WordVectors(("bank",), np.zeros((2, 3)))

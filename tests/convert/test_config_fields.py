@@ -9,6 +9,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from decode_prompts import with_special
 from golden.drawn import drawn
 from paths import GOLDEN
 from safetensors.numpy import load_file, save_file
@@ -232,7 +233,8 @@ def test_a_family_has_the_logits_of_the_reference_writes_what_it_writes_and_is_s
     np.testing.assert_allclose(logits(model), arrays[f"{family}/base/logits"], atol=1e-5, rtol=1e-5)
     if f"{family}/base/written" in arrays:
         due = arrays[f"{family}/base/written"]
-        found = decode(model, inputs(model), Decoding(due.shape[1]), special=SpecialTokens(0, None, 2))
+        writer = with_special(model, SpecialTokens(0, None, 2))
+        found = decode(writer, inputs(model), Decoding(due.shape[1]))
         np.testing.assert_array_equal(found.tokens, due)
     save(model, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads(

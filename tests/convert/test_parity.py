@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from decode_prompts import cached_logits, with_special
 from flax import nnx
 from jax.flatten_util import ravel_pytree
 from paths import GOLDEN
@@ -303,10 +304,6 @@ def padded(tokens, length, pad):
     return np.pad(tokens, ((0, 0), (0, length - tokens.shape[1])), constant_values=pad)
 
 
-def logits_of(logits):
-    return logits
-
-
 WRITING = {
     "t5_v1_0",
     "umt5",
@@ -337,11 +334,13 @@ def test_greedy_tokens_and_their_logits_are_those_of_the_reference(name, kind):
     eos = settings["eos_token_id"] if kind == "greedy" else None
     batch, special, start = prompts(model, arrays, meta, eos)
     length = settings["max_new_tokens"]
-    found = decode(model, batch, Decoding(length), special=special, record=logits_of)
+    model = with_special(model, special)
+    found = decode(model, batch, Decoding(length))
     expected = padded(arrays[f"gen/{kind}/sequences"][:, start:], length, special.pad)
     np.testing.assert_array_equal(found.tokens, expected)
     if eos is None:
-        np.testing.assert_allclose(found.record, arrays["gen/greedy_no_eos/logits"], atol=1e-5)
+        logits = cached_logits(model, batch, found.tokens)
+        np.testing.assert_allclose(logits, arrays["gen/greedy_no_eos/logits"], atol=1e-5)
 
 
 BEAMS = ["beam3_lp2_early", "beam4_lp0", "beam4_lp1", "beam4_never"]
@@ -365,7 +364,7 @@ def test_beams_and_their_scores_are_those_of_the_reference(name, kind):
     batch, special, start = prompts(model, arrays, meta, meta["gen"]["eos_token_id"])
     search = Decoding(length, settings["num_beams"], settings["length_penalty"])
     rules = replace(TRANSFORMERS_RULES, early_stopping=settings["early_stopping"])
-    tokens, scores = beam_search(model, batch, search, rules=rules, special=special)
+    tokens, scores = beam_search(with_special(model, special), batch, search, rules=rules)
     best = settings["num_return_sequences"]
     expected = padded(arrays[f"gen/{kind}/sequences"][:, start:], length, special.pad)
     np.testing.assert_array_equal(tokens[:, :best].reshape(-1, length), expected)

@@ -45,7 +45,8 @@ def finish(runs: Path, name: str, seed: int) -> None:
         value = float(bits.mean())
         metrics = {measure: value}
         best = {"column": task, "metric": "em", "measure": measure, "step": 9, "score": value}
-        best |= {"metrics": metrics, "chance": 0.0 if measure == "bits_above_chance" else None}
+        best |= {"half": "reading" if is_reading else "language", "metrics": metrics}
+        best |= {"chance": 0.0 if measure == "bits_above_chance" else None}
         half = best | {"score": 0.8 * value, "metrics": {measure: 0.8 * value}}
         branches[task] = {str(experiment.pretraining.steps // 2): half}
         digest = write_example_values(folder / "finetuning", task, {"bits": bits})

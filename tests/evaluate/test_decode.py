@@ -5,13 +5,13 @@ model.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decode_prompts import LENGTHS, prompts
+from decode_prompts import LENGTHS, cached_logits, prompts, with_special
 from recorded_cases import PEERS, left_out
 from small_models import ARCHITECTURES, make, run
 
@@ -50,13 +50,14 @@ def with_answers(batch, answers):
 
 @pytest.mark.parametrize("architecture", WRITING)
 def test_greedy_decoding_over_a_cache_takes_the_likeliest_tokens_of_the_full_forward_pass(architecture):
-    model, batch = make(architecture), prompts(architecture)
-    found = decode(model, batch, Decoding(STEPS), special=ENDLESS, record=jnp.asarray)
+    model, batch = with_special(make(architecture), ENDLESS), prompts(architecture)
+    found = decode(model, batch, Decoding(STEPS))
+    logits = cached_logits(model, batch, found.tokens)
     full, first = with_answers(batch, np.array(found.tokens))
     expected = run(model, full)
     for row in (0, 1):
         due = expected[row, first[row] : first[row] + STEPS]
-        np.testing.assert_allclose(found.record[row], due, atol=1e-5)
+        np.testing.assert_allclose(logits[row], due, atol=1e-5)
         np.testing.assert_array_equal(found.tokens[row], due.argmax(-1))
 
 
@@ -67,9 +68,10 @@ def test_prompts_generate_the_same_wherever_their_padding_is_and_whatever_it_hol
     side.tokens[0, 1] = 0  # text that looks like padding
     left = side.map(lambda v: np.stack([np.roll(row, -n) for row, n in zip(v, LENGTHS, strict=True)]))
     left = Batch(**{name: replace(left, tokens=left.tokens + 7 * (left.segment_ids == 0))})
-    first, second = (decode(model, rows, Decoding(4), record=jnp.asarray) for rows in (batch, left))
-    np.testing.assert_array_equal(first.tokens, second.tokens)
-    np.testing.assert_array_equal(first.record[:2], second.record[:2])
+    first, second = (greedy(model, rows, max_length=4) for rows in (batch, left))
+    np.testing.assert_array_equal(first, second)
+    ours, theirs = (cached_logits(model, rows, first) for rows in (batch, left))
+    np.testing.assert_array_equal(ours[:2], theirs[:2])
 
 
 @jax.tree_util.register_dataclass
@@ -78,10 +80,10 @@ class Chain:
     """Stands for a model: after ``previous``, row b has the logits tables[b, t, previous] at step t."""
 
     tables: jax.Array  # [B,T|1,V,V]
-
-    @property
-    def config(self):
-        return ModelConfig(architecture="decoder", special=SpecialTokens(start=None))
+    config: ModelConfig = field(
+        default=ModelConfig(architecture="decoder", special=SpecialTokens(start=None)),
+        metadata={"static": True},
+    )
 
     def prefill(self, batch, size):
         lengths = (batch.decoder.segment_ids > 0).sum(-1)
@@ -104,7 +106,7 @@ def scripted(tokens):
 
 def test_rows_are_padded_after_eos_and_decoding_stops_when_all_have_written_it(monkeypatch):
     model, batch = scripted([EOS, 7, 7]), prompts("decoder")
-    written = decode(model, batch, Decoding(4), special=SpecialTokens(pad=9))
+    written = decode(with_special(model, SpecialTokens(pad=9)), batch, Decoding(4))
     np.testing.assert_array_equal(written.tokens, [[EOS, 9, 9, 9], [7, 7, 7, 7], [9, 9, 9, 9]])
     np.testing.assert_array_equal(written.lengths, [1, 4, 0])
     steps = []
@@ -115,7 +117,7 @@ def test_rows_are_padded_after_eos_and_decoding_stops_when_all_have_written_it(m
         return original(self, tokens, cache)
 
     monkeypatch.setattr(Chain, "step", counted)  # the prefill takes one too
-    decode(model, batch, Decoding(5), special=SpecialTokens(eos=7)).tokens.block_until_ready()
+    decode(with_special(model, SpecialTokens(eos=7)), batch, Decoding(5)).tokens.block_until_ready()
     jax.effects_barrier()
     assert len(steps) == 1 + 4  # the first row never writes 7; the first token needs no step
     steps.clear()
@@ -223,7 +225,7 @@ def test_settings_of_decoding_are_refused_by_name(settings):
 def test_beams_are_those_of_t5x(args, expected):
     model, batch, _ = chain_and_prompts(args)
     search = Decoding(args["max_decode_len"], args["beam_size"], args["alpha"])
-    tokens, scores = beam_search(model, batch, search, special=SpecialTokens(eos=args["eos_id"]))
+    tokens, scores = beam_search(with_special(model, SpecialTokens(eos=args["eos_id"])), batch, search)
     if "sequences" in expected:
         np.testing.assert_array_equal(tokens[0], expected["sequences"])
         np.testing.assert_allclose(scores[0], expected["scores"], atol=2e-4)
@@ -298,9 +300,9 @@ def test_length_penalties_are_those_of_their_papers():
 def test_a_beam_of_one_is_greedy(architecture, early_stopping):
     model, batch = make(architecture), prompts(architecture)
     # what a row writes third
-    special = replace(ENDLESS, eos=int(greedy(model, batch, max_length=STEPS)[0, 2]))
+    model = with_special(model, replace(ENDLESS, eos=int(greedy(model, batch, max_length=STEPS)[0, 2])))
     rules = replace(TRANSFORMERS_RULES, early_stopping=early_stopping)
-    tokens, scores = beam_search(model, batch, Decoding(STEPS, 1, 1.0), rules=rules, special=special)
-    expected = decode(model, batch, Decoding(STEPS), special=special)
+    tokens, scores = beam_search(model, batch, Decoding(STEPS, 1, 1.0), rules=rules)
+    expected = decode(model, batch, Decoding(STEPS))
     np.testing.assert_array_equal(tokens[:, 0], expected.tokens)
     assert scores[2, 0] == -jnp.inf  # the row that is all padding

@@ -24,7 +24,7 @@ COMMAND_LINES = [  # cause -> what the message names, and the mend
     # commands and rows
     ("swep t5", "'swep'", "'sweep'"),
     ("trian", "'trian'", ""),
-    ("launch tpu t5/1-baseline", "lm launch tpu", "lm launch gce (v5p, v6e, TPU7x) and lm launch queued"),
+    ("launch slrum t5/1-baseline", "'slrum'", "'slurm'"),
     ("help rnu", "'rnu'", "'run'"),
     ("--scale mini run", "--scale", "lm run ROW --scale ..."),
     ("run", "ROW", ""),

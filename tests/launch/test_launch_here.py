@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from launching import FAKES, launch
 from paths import ROOT
 from waiting import gone, wait_for
 
-from experiments import __main__ as cli
 from experiments.study.registry import find_buildable
 from launch import local
 from launch.command import Job, label
@@ -230,15 +228,6 @@ def test_what_no_row_reads_is_an_error_before_anything_is_started(stage, capsys)
     assert launch("local", "t5/typo/15") == 2
     assert not (stage.folder / "lm.calls").exists()
     assert "lm:" in capsys.readouterr().err
-
-
-def test_lm_launch_with_a_hyphen_is_the_same_command(monkeypatch):
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
-    assert scripts["lm-launch"] == "experiments.__main__:launch"
-    monkeypatch.setattr(sys, "argv", ["lm-launch", "list"])
-    monkeypatch.setattr(cli, "main", lambda: None)
-    cli.launch()
-    assert sys.argv == ["lm-launch", "launch", "list"]
 
 
 def test_the_launcher_needs_no_jax():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decode_prompts import cached_logits
 from flax import nnx
 
 from experiments.plan import estimate
@@ -200,11 +201,12 @@ def test_a_term_of_scores_is_the_same_in_decoding_with_a_cache(positions):
     config = with_mixer(changes(TINY, {"positions.kind": positions}), "salient-keys")
     model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
     prompt = tokens_of(config, length=3)
-    written = decode(model, prompt, Decoding(4), record=lambda logits: logits)
+    written = decode(model, prompt, Decoding(4))
+    cached = cached_logits(model, prompt, written.tokens)
     both = np.concatenate([prompt.decoder.tokens, written.tokens], 1)
     logits = model(Batch(decoder=Side(tokens=both)))
     for row, count in enumerate(written.lengths):
-        np.testing.assert_allclose(logits[row, 2 : 2 + count], written.record[row, :count], atol=1e-5)
+        np.testing.assert_allclose(logits[row, 2 : 2 + count], cached[row, :count], atol=1e-5)
 
 
 def test_a_term_that_all_rows_and_heads_share_is_the_same_by_each_implementation(monkeypatch):

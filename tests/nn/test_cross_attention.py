@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import sharded_training
 import small_models
+from decode_prompts import with_special
 from flax import nnx
 
 from lm.batch import Batch, Side
@@ -248,7 +249,8 @@ def test_scores_of_beams_are_those_of_the_whole_answers(kind):
     model = model_of(kind, **{"output.logits": "separate"})
     tokens = np.array([[3, 5, 4, 8], [7, 2, 0, 0]])
     source = Batch(encoder=Side(tokens=tokens, segment_ids=(tokens > 0) * 1))
-    tokens, scores = beam_search(model, source, Decoding(5, 4, 0.0), special=SpecialTokens(eos=None))
+    endless = with_special(model, SpecialTokens(eos=None))
+    tokens, scores = beam_search(endless, source, Decoding(5, 4, 0.0))
     for row in range(2):
         written = tokens[row]
         batch = source.map(lambda value, row=row: np.tile(value[row], (4, 1)))
@@ -263,7 +265,8 @@ def test_scores_of_beams_that_attend_by_heads_are_those_of_the_whole_answers(nam
     model = small_models.make(name)
     tokens = np.array([[3, 5, 4, 8], [7, 2, 0, 0]])
     source = Batch(encoder=Side(tokens=tokens, segment_ids=(tokens > 0) * 1))
-    tokens, scores = beam_search(model, source, Decoding(5, 4, 0.0), special=SpecialTokens(eos=None))
+    endless = with_special(model, SpecialTokens(eos=None))
+    tokens, scores = beam_search(endless, source, Decoding(5, 4, 0.0))
     for row in range(2):
         batch = source.map(lambda value, row=row: np.tile(value[row], (4, 1)))
         batch = replace(batch, decoder=Side(tokens=jnp.pad(tokens[row][:, :-1], ((0, 0), (1, 0)))))

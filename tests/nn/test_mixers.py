@@ -9,6 +9,7 @@ import pytest
 import sharded_training
 import small_models
 import toy
+from decode_prompts import with_special
 from flax import nnx
 from paths import GOLDEN
 
@@ -205,8 +206,8 @@ def test_scores_of_beams_are_those_of_the_whole_rows(mixer):
     """A beam that goes on from another's state would have the scores of a text that it is not."""
     model = Transformer(config_of(mixer, **{"output.logits": "separate"}), nnx.Rngs(params=jax.random.key(4)))
     prompt = jnp.array([[3, 5, 4], [7, 2, 9]])
-    free = SpecialTokens(eos=None)
-    tokens, scores = beam_search(model, Batch(decoder=Side(tokens=prompt)), Decoding(5, 4, 0.0), special=free)
+    endless = with_special(model, SpecialTokens(eos=None))
+    tokens, scores = beam_search(endless, Batch(decoder=Side(tokens=prompt)), Decoding(5, 4, 0.0))
     for row, written, found in zip(prompt, tokens, scores, strict=True):
         rows = jnp.concatenate([jnp.tile(row, (4, 1)), written], axis=1)
         logits = jax.nn.log_softmax(small_models.run(model, Batch(decoder=Side(tokens=rows))))[:, 2:-1]

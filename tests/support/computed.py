@@ -13,6 +13,7 @@ from types import NoneType
 import jax
 import numpy as np
 import small_corpus
+from skipgram import train_skipgram
 from tiny import TINY
 
 from experiments.runs.inputs import held_out_text, sequential_corpus
@@ -26,7 +27,6 @@ from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.batch import Batch
-from lm.classical.word2vec import train_skipgram
 from lm.config.model import RECURRENT
 from lm.train.optimizers import learning_rate, update_direction
 from lm.train.step import StepSpec
@@ -202,7 +202,7 @@ def vectors(stage, prepared, _mesh):
     """Tables that skip-gram learns from the text."""
     config, model = stage.settings.vectors, stage.settings.model
     text = documents_of(sequential_corpus(stage.settings, prepared).first(config.tokens))
-    tables = train_skipgram(text, model.vocab_size, config.with_width(model.embed_width), stage.settings.seed)
+    tables = train_skipgram(text, (model.vocab_size, model.embed_width), config, stage.settings.seed)
     return {"tables": arrays(tuple(tables))}
 
 

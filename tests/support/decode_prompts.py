@@ -1,8 +1,13 @@
-"""Prompts of unequal lengths for decoding."""
+"""Prompts of unequal lengths for decoding, models with other special tokens, and the logits of each step."""
 
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lm.batch import Batch, Side
+from lm.evaluate.generate import _first_logits, _prompt
 
 LENGTHS = np.array([5, 2, 0])  # of the prompts; the last row is padding
 
@@ -15,3 +20,24 @@ def prompts(architecture):
         return Batch(encoder=Side(tokens=tokens * valid, segment_ids=valid))
     # The whole prompt is the prefix.
     return Batch(decoder=Side(tokens=tokens * valid, segment_ids=valid, causal_attention=valid))
+
+
+def with_special(model, special):
+    """The model with these ids that pad, end and start its text; the arrays are shared."""
+    changed = jax.tree.map(lambda leaf: leaf, model)
+    changed.config = replace(changed.config, special=special)
+    return changed
+
+
+@jax.jit
+def cached_logits(model, batch, answers):
+    """The logits [B,T,V] of each of the answers [B,T], by the cache of what stands before it."""
+    first, cache, _ = _first_logits(model, _prompt(model, batch), answers.shape[1])
+    model, cache = model.unstack(cache)
+
+    def step(cache, tokens):
+        logits, cache = model.step(tokens, cache)
+        return cache, logits
+
+    _, others = jax.lax.scan(step, cache, answers[:, :-1].T)
+    return jnp.concatenate([first[None], others]).swapaxes(0, 1)

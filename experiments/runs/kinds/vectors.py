@@ -78,20 +78,19 @@ class SkipGram(NetworkStage):
         config, seed = self.settings.vectors, self.settings.seed
         corpora = sequential_corpus(self.settings, inputs), inputs.validation
         train, held_out = (documents_of(corpus.first(config.tokens)) for corpus in corpora)
-        skipgram = config.with_width(self.settings.model.embed_width)
         steps = self.steps(mesh)
         with self.checkpoints() as checkpoints, PreemptionHandler(0.0, self.folder) as preemption:
             restored, fresh = checkpoints.restore(steps.abstract), steps.initial_state(seed)
             start = 0 if restored is None else int(restored.step)
-            vocab_size = self.settings.model.vocab_size
-            tables = initial_tables(jax.random.key(seed), vocab_size, skipgram.d_model)
+            model = self.settings.model
+            tables = initial_tables(jax.random.key(seed), model.vocab_size, model.embed_width)
             if restored is not None:
                 tables = Tables(*(_local(restored.params[name], mesh) for name in TABLE_NAMES))
             log.resume_after(start)
             reporter.advance(start)
             for epoch in range(start, config.epochs):
                 began = time.perf_counter()
-                after = preemption.interruptible(partial(train_epoch, tables, train, skipgram, seed, epoch))
+                after = preemption.interruptible(partial(train_epoch, tables, train, config, seed, epoch))
                 preemption.check(epoch)
                 assert after is not None, "only a signal ends a pass, and is raised"
                 tables = jax.block_until_ready(after)
@@ -106,7 +105,7 @@ class SkipGram(NetworkStage):
                 reporter.advance(1)
             checkpoints.wait()
             if not log.has_record(config.epochs, "eval"):
-                log.write(config.epochs, "eval", {"loss": mean_loss(tables, held_out, skipgram, seed)})
+                log.write(config.epochs, "eval", {"loss": mean_loss(tables, held_out, config, seed)})
 
     def scores(self, inputs: Inputs, mesh: Mesh, step: int | None = None) -> TaskScores:
         return {}

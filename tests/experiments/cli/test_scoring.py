@@ -21,7 +21,7 @@ from experiments.cli.convert import export_checkpoint
 from experiments.cli.data_tasks import data_tasks
 from experiments.cli.draw import write_picture
 from experiments.cli.generate import GAP, generate
-from experiments.evaluate import generation, likelihood
+from experiments.evaluate import generation
 from experiments.evaluate.generation import Filling, fill_gaps
 from experiments.evaluate.likelihood import (
     Scoring,
@@ -52,7 +52,7 @@ from lm.evaluate.loglikelihood import Masking, continuation_log_probs
 from lm.metrics import defined_values, undefined_reasons
 from lm.objectives.denoising import OBJECTIVES
 from lm.tokenizers.sentencepiece import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
-from lm.tokenizers.tokenizer import EOS, MASK
+from lm.tokenizers.tokenizer import EOS, MASK, Tokenizer
 
 TEXTS = {"tuning.mixtures": ("xquad_enro",)}
 COLA = [{"sentence": "It is so.", "label": 1}, {"sentence": "Is so it.", "label": 0}]
@@ -682,7 +682,7 @@ def test_masked_diffusion_has_a_bound_with_an_interval_for_any_text(runs, capsys
 def test_a_text_without_tokens_has_a_bound_of_no_bits_without_error(runs, capsys, tmp_path, monkeypatch):
     folder, *_ = run_of(runs, "diffusion", DIFFUSION)
     # SentencePiece, unlike bytes, has no token for a space of no width.
-    monkeypatch.setattr(likelihood, "encode_line", lambda tokens, text: tokens.encode(text.strip("\u200b")))
+    monkeypatch.setattr(Tokenizer, "encode_prompt", lambda self, text: self.encode(text.strip("\u200b")))
     file, out = tmp_path / "lines.txt", tmp_path / "out.jsonl"
     file.write_text("the cat\n\u200b\n")
     score_texts(folder, str(file), out, Scoring(draws=2))

@@ -18,7 +18,6 @@ from experiments.report.metrics import (
     Metric,
     budget_curve,
     has_same_targets,
-    task_half,
     typical_std,
 )
 from experiments.report.power import measure_noise, seeds_sheet
@@ -45,8 +44,9 @@ TOKENS = {
 def task(name: str, value: float, measure: str) -> dict:
     metrics = {measure: value, "loss": 1.0}
     chance = 0.0 if measure == "bits_above_chance" else None
-    kind = {"column": name, "metric": "em", "measure": measure, "step": 9, "chance": chance, "rows": EXAMPLES}
-    return kind | {"score": value, "metrics": metrics}
+    half = "language" if name == "agreement" else "reading"
+    kind = {"column": name, "half": half, "metric": "em", "measure": measure, "step": 9, "chance": chance}
+    return kind | {"rows": EXAMPLES, "score": value, "metrics": metrics}
 
 
 def run(folder: Path, name: str, seed: int, level: float, **given) -> Result:
@@ -729,12 +729,6 @@ def test_claims_are_judged_on_each_half_of_the_tasks_and_on_both_with_equal_weig
     assert orders["language"].tau == -1 and orders["reading"].tau > 0
     assert list(text.order_sheet(comparison)["tasks"])[0].text == "reading"
     assert set(comparison.verdicts()["both"]) == {"updates", "FLOP"}, "content tokens have no verdict"
-
-
-def test_a_task_of_a_paper_or_a_benchmark_reads_its_input():
-    assert task_half("glue/mnli", {}) == "reading"
-    assert task_half("acceptability", {}) == "language", "as it is defined, where an older run does not say"
-    assert task_half("reviews.toml", {"half": "language"}) == "language"
 
 
 def test_a_row_whose_runs_end_in_two_ways_does_not_change_the_unit():
