@@ -18,6 +18,14 @@ class Command(NamedTuple):
 
 # commands of earlier versions -> what has replaced them
 RENAMED_COMMANDS = {"launch tpu": "lm launch gce (v5p, v6e, TPU7x) and lm launch queued (v4, v5e)"}
+_DELETING = (
+    "a run is a folder: delete its seed-N and the links to it, runs/NAME and perhaps runs/last "
+    "(docs/questions.md, 'How do I move or delete runs?')"
+)
+# what other programs call a command, and we have none -> what to do instead
+ABSENT_COMMANDS = dict.fromkeys(("delete", "remove", "rm", "prune"), _DELETING) | {
+    "clean": f"{_DELETING}; lm data clean cleans text"
+}
 HELP_OPTIONS = ("-h", "--help", "--help-all")
 _HERE = "experiments.cli"
 COMMANDS = {

@@ -653,6 +653,32 @@ def test_what_other_programs_call_a_setting_leads_to_settings_that_there_are():
     assert {name for names in SYNONYMS for name in names.split()} <= known
 
 
+@pytest.mark.parametrize("word", ["delete", "rm", "remove", "clean"])
+def test_a_command_that_would_delete_runs_is_answered_with_how_to_delete_them(word, capsys):
+    assert cli.dispatch([word, RUN]) == 2
+    said = capsys.readouterr().err
+    assert f"there is no command {word!r}: a run is a folder: delete its seed-N" in said
+    assert "launch delete" not in said, "which deletes slices in the cloud"
+    (question,) = re.findall(r"docs/questions.md, '(.*?)'", said)
+    assert f"**{question}**" in Path("docs/questions.md").read_text()
+    assert ("lm data clean cleans" in said) == (word == "clean")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"plan {ROW} --topology h100:8",
+        f"launch gce {ROW} --accelerator h100:8 --zones us-east5-a --image x/y:1 --runs gs://mine/runs "
+        "--dry-run",
+    ],
+)
+def test_a_gpu_in_place_of_a_tpu_is_answered_with_the_commands_for_gpus(line, capsys):
+    assert cli.dispatch(line.split()) == 2
+    said = capsys.readouterr().err
+    assert "TPU 'h100'" in said
+    assert "lm run ROW --dry-run" in said and "lm launch slurm" in said
+
+
 def test_the_version_is_that_of_the_package_jax_and_python(capsys):
     assert cli.dispatch(["--version"]) == 0
     assert re.fullmatch(r"lm [\d.]+, jax [\d.]+, Python [\d.]+\n", capsys.readouterr().out)
