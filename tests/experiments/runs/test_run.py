@@ -332,6 +332,21 @@ def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
     assert not (runs / "tiny" / "checked").exists()
 
 
+def test_a_run_says_which_files_of_ones_own_it_reads_before_it_prepares_them(tmp_path, monkeypatch):
+    def stop(run, sources, say):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "_prepare", stop)
+    for name in ("a.txt", "b.txt", "chat.jsonl"):
+        (tmp_path / name).write_text(name)
+    experiment = build(DECODER, "nano", {"data.corpus": f"text:{tmp_path}", "finetuning.steps": 0})
+    said = list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        Run(experiment, tmp_path / "run", tmp_path / "cache").check(said.append)
+    (line,) = said
+    assert line.startswith(f"text:{tmp_path} has 2 files of 10 bytes; not read: 1 file of jsonl:{tmp_path}")
+
+
 def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, monkeypatch):
     result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997, likelihood=lambda: None)
     monkeypatch.setattr("experiments.runs.result.read_result", lambda folder: result)
