@@ -198,6 +198,10 @@ def matching_files(kind: str, pattern: str) -> list[Path]:
     paths = {Path(name) for each in globs for name in glob.glob(each, recursive=True)}
     if files := sorted(path for path in paths if path.is_file()):
         return files
+    if re.search(rf"\+ *({'|'.join(WINDOW_READERS)}|tfds|documentation)\b", pattern):
+        raise SettingError(
+            f"data.corpus={kind}:{pattern}: join corpora by ' + ', with a blank on either side"
+        )
     missing = os.path.abspath(globs[0])
     raise SettingError(
         f"data.corpus={kind}:{pattern}: no file matches {missing}{similar_file(Path(pattern))}"

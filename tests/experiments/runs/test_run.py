@@ -394,7 +394,11 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
         ("bert/base", {}, "lm generate runs/a --prompt 'Paris is the [MASK] of France.'"),
         ("bert/base", {"pretraining.steps": 0, "tuning.heads": ("mrpc",)}, "lm eval tasks runs/a mrpc"),
         ("bert/base", {"tuning.heads": ("a.toml",)}, "echo 'one text per line' | lm predict runs/a"),
-        ("bert/base", {"tuning.heads": ("tags.toml",)}, "lm eval tasks runs/a tags.toml"),
+        (
+            "bert/base",
+            {"tuning.heads": ("tags.toml",)},
+            """echo '["one","word","each"]' > words.jsonl && lm predict runs/a words.jsonl""",
+        ),
     ],
 )
 def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, command, tmp_path, monkeypatch):
