@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from textwrap import fill, indent
 
-from experiments.cli import COMMANDS, GROUPS, HELP_OPTIONS, overview
+from experiments.cli import ABSENT_COMMANDS, COMMANDS, GROUPS, HELP_OPTIONS, overview
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.processes.cluster import is_due_to_lost_process, join_others, leave_others
 from experiments.processes.exit_codes import EXIT_CODES
@@ -238,6 +238,8 @@ def named_command(words: Sequence[str]) -> tuple[str, list[str]]:
         if rest[0] not in subcommands:
             raise SettingError(f"lm {name} has no command {rest[0]!r}{did_you_mean(rest[0], subcommands)}")
         return f"{name} {rest[0]}", rest[1:]
+    if instead := ABSENT_COMMANDS.get(name):
+        raise SettingError(f"there is no command {name!r}: {instead}")
     if name not in COMMANDS:
         raise SettingError(f"there is no command {name!r}{did_you_mean(name, [*COMMANDS, *GROUPS])}")
     return name, rest

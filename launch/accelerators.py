@@ -90,7 +90,10 @@ def parse_slice(text: str) -> Slice:
     by_type = {generation.type: known for known, generation in GENERATIONS.items()}
     name = name if name in GENERATIONS else by_type.get(name, name)
     if name not in GENERATIONS:
-        raise LaunchError(f"--accelerator {text}: there is no TPU {name!r}{closest(name, GENERATIONS)}")
+        raise LaunchError(
+            f"--accelerator {text}: there is no TPU {name!r}{closest(name, GENERATIONS)} (for GPUs: "
+            "lm launch slurm submits rows, lm run ROW --dry-run estimates the hours on one)"
+        )
     generation, sides = GENERATIONS[name], size.split("x")
     example = f"{name}:{'x'.join(['4'] * generation.sides)}"
     if not all(side.isdigit() and int(side) for side in sides):

@@ -28,6 +28,7 @@ EXPECTED = {  # what ``predict`` takes for each text, by the kind of the head
     "span": "a pair of a question and a context",
     "choice": "a list of candidates, each a text or a pair of texts",
 }
+READS_TEXTS = ("classes", "regression")  # kinds of heads for which a text may be a string
 # A task that reads texts and asks for nothing.
 TEXTS = LabelledTask("texts", "", None, lambda row: None, {}, "classes", lambda row: (row["text"],))
 
@@ -156,7 +157,7 @@ def _is_list(text: Any) -> bool:
 def _as_row(text: Any, kind: str) -> Row:
     """Return a text as the row of a task of this kind; SettingError for anything else."""
     found: Any = None
-    if kind in ("classes", "regression"):
+    if kind in READS_TEXTS:
         found = _as_texts(text)
     elif kind == "tokens" and _is_list(text) and all(isinstance(word, str) for word in text):
         found = (list(text),)

@@ -30,6 +30,7 @@ from lm.config.base import most_like
 MARKERS = (tyro.conf.PositionalMetavarFromFieldName,)
 # in an error of tyro's: the word, the option, and what it may be
 INVALID_CHOICE = re.compile(r"invalid choice '(.*?)' for argument '(.*?)'\. Expected one of \((.*?)\)")
+SIMILAR = re.compile(r"Arguments similar to (\S+?):")  # the head of a part of an error's box
 TOPOLOGY = re.compile(r"(?:v\d+[a-z]?|tpu\w+):\d+(?:x\d+)+")  # such as v5e:4x4
 
 
@@ -90,9 +91,30 @@ def _parse_or_print_hints(words: Sequence[str], run_tyro: Callable[[], Any], nam
         with redirect_stderr(error):
             return run_tyro()
     finally:
-        print(error.getvalue(), end="", file=sys.stderr)
-        for hint in error_hints(error.getvalue(), words, name):
-            print_line(hint)
+        lines = [*error_hints(error.getvalue(), words, name)]
+        print(without_similar(error.getvalue(), lines), end="", file=sys.stderr)
+        for line in lines:
+            print_line(line)
+
+
+def without_similar(error: str, lines: Sequence[str]) -> str:
+    """Return an error of tyro's without the options that it finds similar to those that ``lines`` explain.
+
+    It compares spellings alone: --finetuning.lr is like --finetuning.log-every.
+    """
+    explained = {line.partition(":")[0] for line in lines}
+    parts = list[list[str]]([[]])  # of the box; each begins with the line above it
+    for line in error.splitlines(keepends=True):
+        text = line.strip("│ \n")
+        if text and set(text) <= set("─-╰╯"):
+            parts.append([])
+        parts[-1].append(line)
+    texts = ["".join(part) for part in parts]
+    return "".join(
+        text
+        for text in texts
+        if not (found := SIMILAR.search(text)) or found[1].replace("_", "-") not in explained
+    )
 
 
 def error_hints(error: str, words: Sequence[str], name: str) -> Iterator[str]:

@@ -48,7 +48,8 @@ SHORTEST_STEP = 2e-3  # of a GPU, which starts hundreds of kernels for it: suppo
 # FLOP/s of training as a share of an H100's peak for bfloat16: supposed, not measured
 WIDE_SHARE = 0.35
 NARROW_SHARE = 0.05
-TO_TRAIN, SHARES_STAGES, IN_TRAINING = "to train", "to train *", "in training"  # states of a run
+# states of a run; the last: all its stages were trained, by a row that shares them or before it was stopped
+TO_TRAIN, SHARES_STAGES, IN_TRAINING, TO_EVALUATE = "to train", "to train *", "in training", "to evaluate"
 WIDE_D_MODEL = 512  # width from which matrix products keep a large GPU busy [features]
 
 
@@ -71,11 +72,11 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     compiled: set[Hashable] = set()
     total_steps, total_flops, h100_seconds = 0, 0.0, 0.0
     unfinished: list[float] = []  # of each run, with compiling what no run before it has compiled [seconds]
-    states = set()
+    states = list[str]()
     for run, of_run in zip(wanted, planned, strict=True):
         is_done = has_scores(run)
         state = "finished" if is_done else state_of_run(of_run, seen)
-        states.add(state)
+        states.append(state)
         remaining_stages = [] if is_done else stages_left(of_run, seen)
         programs_before = len(compiled)
         steps = sum(count for _, count in remaining_stages)
@@ -103,8 +104,12 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
         if len(compiled) > 1:
             source += f" for each of {len(compiled)} training steps that differ"
         source += "; "
+    num_to_evaluate = states.count(TO_EVALUATE)
+    to_train = f"{len(unfinished) - num_to_evaluate} of {len(wanted)} runs to train"
+    if num_to_evaluate:
+        to_train += f", {num_to_evaluate} to evaluate,"
     CONSOLE.print(
-        f"{len(unfinished)} of {len(wanted)} runs to train at scale {options.scale}: {total_steps:,} steps, "
+        f"{to_train} at scale {options.scale}: {total_steps:,} steps, "
         f"{total_flops:.3g} FLOP, about {expected} ({source}evaluating comes on top)",
         highlight=False,
     )
@@ -178,7 +183,7 @@ def has_scores(run: RowRun) -> bool:
 
 
 def state_of_run(of_run: Iterable[Stage], seen: set[Path]) -> str:
-    """Return whether an unfinished run is to be trained, in whole or in part, or is in training now.
+    """Return whether an unfinished run is to be trained, wholly or in part, or scored, or is in training.
 
     A shared stage that is in training counts for the first run that has it.
 
@@ -189,7 +194,14 @@ def state_of_run(of_run: Iterable[Stage], seen: set[Path]) -> str:
     own = [stage for stage in stages_of_run if stage.folder not in seen]
     if any(map(is_in_training, own)):
         return IN_TRAINING
+    if stages_of_run and all(map(is_trained, stages_of_run)):
+        return TO_EVALUATE
     return TO_TRAIN if len(own) == len(stages_of_run) else SHARES_STAGES
+
+
+def is_trained(stage: Stage) -> bool:
+    """Return whether the last checkpoint of a stage is there."""
+    return max(saved_steps(stage.folder), default=-1) >= stage.training.steps
 
 
 def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, int]]:

@@ -1,6 +1,7 @@
 """Run ``lm predict`` and ``lm embed``: apply a head to each line of a file, and make vectors of texts."""
 
 import json
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator
@@ -25,9 +26,9 @@ if TYPE_CHECKING:  # with jax
 def predict(run: Path, file: Path | None = None, /, mixture: Mixture = "") -> None:
     """Print what a run's fine-tuned head says of each line of a file, one JSON object per line.
 
-    A line is a text. In a file that ends in .jsonl it is a JSON value, as the head needs it: a string (also
-    as {"text": "..."}), or a list for a pair of texts, the words of a sentence, or candidates. The table
-    in docs/notebook.md says which. What is printed of a blank line is null.
+    A line is a text. In a file that ends in .jsonl it is a JSON value, as the head needs it: a string, or a
+    list for a pair of texts, the words of a sentence, or candidates; also as {"text": ...}, whose other
+    fields are ignored. The table in docs/notebook.md says which. What is printed of a blank line is null.
 
         lm predict @mine new.txt
         lm predict @mine pairs.jsonl --mixture mrpc
@@ -41,7 +42,9 @@ def predict(run: Path, file: Path | None = None, /, mixture: Mixture = "") -> No
     lines = read_lines(file)
     texts = [line for line in lines if line is not None]
     with warnings_in_a_line():
-        predictions = open_model(run, mixture).predict(texts)
+        model = open_model(run, mixture)
+        check_ending(model, file)
+        predictions = model.predict(texts)
     results: list[dict[str, Any]] = [
         asdict(each) if isinstance(each, Classification | Choice) else {"prediction": each}
         for each in predictions
@@ -95,6 +98,31 @@ def open_model(run: Path, mixture: str) -> "TrainableModel":
     return model
 
 
+def no_text_field(row: dict[str, Any]) -> str:
+    """Return what is wrong with a JSON object that has no field "text", and the mend."""
+    fields = ", ".join(map(repr, row)) or "no field"
+    lists = [field for field, value in row.items() if isinstance(value, list) and value]
+    words = [field for field in lists if all(isinstance(word, str) for word in row[field])]
+    if not words:
+        return f'should be "..." or {{"text": ...}}, and has {fields}: rename the field of the text'
+    path = f".{words[0]}" if words[0].isidentifier() else f".[{json.dumps(words[0])}]"
+    mend = f"write the list alone, such as with jq -c {shlex.quote(path)} in.jsonl > out.jsonl"
+    return f"should be a JSON list of words, or a text, and has {fields}: {mend}"
+
+
+def check_ending(model: "TrainableModel", file: Path | None) -> None:
+    """Raise SettingError if a file has texts, one per line, and the head reads lists, such as of words."""
+    from lm.predictions import EXPECTED, READS_TEXTS  # with jax
+
+    if model.head is None or (file is not None and file.suffix == ".jsonl"):
+        return
+    kind = model.head.reader.task.kind
+    if kind not in READS_TEXTS:
+        found = f"{file or 'the standard input'} has one text per line"
+        mend = "give a file that ends in .jsonl, with a JSON list per line"
+        raise SettingError(f"{found}, and this head expects {EXPECTED[kind]}: {mend}")
+
+
 def read_lines(file: Path | None) -> list[Any]:
     """Return the text in each line of a file, or of the standard input; None for a blank line above others.
 
@@ -127,9 +155,8 @@ def read_lines(file: Path | None) -> list[Any]:
         except ValueError as error:
             raise SettingError(f"{name} line {number} should be JSON, such as a string: {error}") from error
         check_characters(value, f"{name} line {number}")
-        if isinstance(value, dict) and value.keys() != {"text"}:
-            keys = ", ".join(map(repr, value)) or "nothing"
-            raise SettingError(f'{name} line {number} should be {{"text": ...}} and no more, and has {keys}')
+        if isinstance(value, dict) and "text" not in value:
+            raise SettingError(f"{name} line {number} {no_text_field(value)}")
         texts.append(value["text"] if isinstance(value, dict) else value)
     if not texts:
         raise SettingError(f"{name} has no text: give one per line")

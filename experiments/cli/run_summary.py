@@ -175,7 +175,7 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     elif experiment.finetuning.steps and any(map(is_task_file, experiment.tuning.heads[:1])):
         look = f"echo 'one text per line' | {lm} predict {run}"
         if tags_words(experiment.tuning.heads[0]):  # which are given as lists, and not as lines
-            look = f"{lm} eval tasks {run} {shlex.quote(experiment.tuning.heads[0])}"
+            look = f"""echo '["one","word","each"]' > words.jsonl && {lm} predict {run} words.jsonl"""
     elif experiment.tuning.heads and not experiment.pretraining.steps:
         look = f"{lm} eval tasks {run} {shlex.quote(experiment.tuning.heads[0])}"
     elif experiment.model.has_decoder:

@@ -1,5 +1,6 @@
 """``lm show``: the settings of a row or run, what a row changes, examples, stages or the costs of a model."""
 
+import difflib
 import shlex
 from collections.abc import Sequence
 from math import inf
@@ -16,7 +17,7 @@ from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import command_line_overrides, overrides_of
 from experiments.study.paths import run_folder
-from experiments.study.registry import baseline_of, build, find_one
+from experiments.study.registry import REGISTRY, TABLES, baseline_of, build, find_one
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.settings_diff import relevant_diff
 from experiments.study.words import setting_arguments
@@ -25,6 +26,7 @@ from lm.config.model import ModelConfig
 from lm.files import relative
 from lm.nn.presets import PRESETS, row_lengths
 
+MISSPELT = 0.8  # ratio of alike characters (difflib) from which a name is taken for another with a slip
 Dtype = Literal["bfloat16", "float32"]
 
 
@@ -82,6 +84,7 @@ def show(
         raise SettingError("--length, --batch, --dtype and --tokens are options of --costs: add it too")
     if examples < 0:
         raise SettingError(f"--examples {examples} should be at least 1")
+    check_published_spelling(row)
     if row in PRESETS:
         if scale != DEFAULT_SCALE or config or start:
             raise SettingError(
@@ -129,6 +132,13 @@ def show(
         show_stages(experiment, folder, cache, title)
     else:
         show_settings(experiment, title)
+
+
+def check_published_spelling(name: str) -> None:
+    """Raise SettingError for what is nearly the name of a published model, and no row."""
+    close = difflib.get_close_matches(name, PRESETS, n=1, cutoff=MISSPELT)
+    if close and name not in {*PRESETS, *REGISTRY, *TABLES} and not Path(name).exists():
+        raise SettingError(f"no row or published model is called {name!r}; did you mean {close[0]!r}?")
 
 
 def show_published(

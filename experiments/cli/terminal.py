@@ -46,5 +46,5 @@ class _Outlet(io.FileIO):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             with suppress(OSError):
-                os.write(2, b"lm: nobody reads any more what is printed; training continues\n")
+                os.write(2, b"lm: nobody reads any more what is printed; the command goes on\n")
             return len(data)

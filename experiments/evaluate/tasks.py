@@ -33,7 +33,7 @@ from lm.data.tasks.prompts import (
     nearest_examples,
 )
 from lm.data.tasks.task import BaseTask, Row, Task
-from lm.data.tasks.task_files import has_tags
+from lm.data.tasks.task_files import has_tags, read_task_file
 from lm.metrics import Undefined, Value, format_value, undefined_reasons
 
 if TYPE_CHECKING:  # with jax, which takes a second
@@ -178,6 +178,8 @@ def find_members(folder: Path, name: str, stage_name: str) -> tuple[AnyTask, "li
             return find_prompted_task(name), members
         if name in TASKS or is_task_file(name):
             return find_task(name), members
+    if is_task_file(name):
+        read_task_file(Path(name))  # raises SettingError, with the nearest name, if it is not there
     if stage_name and head_task:
         reason = f"--mixture {stage_name!r} answers by a head for {head_task}"
     else:

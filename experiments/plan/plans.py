@@ -146,11 +146,12 @@ def _of_published_size(row: Row, scale: str, size: str) -> Experiment:
 def show_plans(rows: Mapping[str, Experiment], options: PlanOptions) -> None:
     """Compile each row, or with ``search`` a few arrangements of each, and print what they need."""
     rows = _of_networks(rows)
+    slices = {name: find_slice(options.topology, row.mesh.slice) for name, row in rows.items()}
     check_compiler()
     plans, last_parts = [], [name.rpartition("/")[2] for name in rows]
     for (name, experiment), last_part in zip(rows.items(), last_parts, strict=True):
         short_name = last_part if last_parts.count(last_part) == 1 else name
-        step = planned_step(experiment, find_slice(options.topology, experiment.mesh.slice))
+        step = planned_step(experiment, slices[name])
         for tried in _searched(step, options) if options.search else [step]:
             _check(tried)
             label = f"{short_name} {', '.join(tried.arrangement)}" if options.search else short_name

@@ -101,7 +101,8 @@ def find_slice(name: str, count: int = 1, option: str = "--topology") -> Slice:
     generation, _, sides = name.partition(":")
     if generation not in CHIPS:
         raise SettingError(
-            f"{option} {name}: a TPU {generation!r} is unknown{did_you_mean(generation, CHIPS)}"
+            f"{option} {name}: a TPU {generation!r} is unknown{did_you_mean(generation, CHIPS)} (for GPUs: "
+            "lm run ROW --dry-run estimates the hours on one, lm launch slurm submits rows)"
         )
     shape, shapes = tuple(map(int, re.findall(r"\d+", sides))), list(shapes_of(generation))
     if shape not in shapes or sides != "x".join(map(str, shape)):

@@ -29,7 +29,7 @@ from jax.sharding import Mesh
 from experiments.processes.cluster import broadcast_from_first, main_process_first
 from experiments.processes.progress import NO_TOOLS, Reporter, Tools
 from experiments.runs import checks
-from experiments.runs.inputs import Inputs
+from experiments.runs.inputs import Inputs, run_reads_corpus
 from experiments.runs.kinds.network import NetworkStage, ensemble_scores, model_parameters
 from experiments.runs.kinds.pretraining import Pretraining
 from experiments.runs.kinds.stage import Stage, TaskScores
@@ -43,6 +43,7 @@ from experiments.runs.status import StageLog, is_stage_finished, locked
 from experiments.study.experiment import Experiment
 from lm import sharding
 from lm.config.base import SettingError
+from lm.data.corpus.spec import describe_corpus
 from lm.files import locked_if_possible
 from lm.train.runtime.preemption import Interrupted
 
@@ -86,6 +87,8 @@ class Run:
         broadcast_from_first(lambda: checks.check_start_parameters(experiment, self.cache))
         broadcast_from_first(lambda: checks.check_teacher(experiment, self.cache))
         broadcast_from_first(lambda: checks.check_branches(self.stages))
+        if run_reads_corpus(experiment) and (line := describe_corpus(experiment.data.corpus)):
+            say(line)
         inputs = main_process_first(lambda: self._prepare(sources, say))
         checks.check_inputs(experiment, self.stages, inputs, say)
         return inputs

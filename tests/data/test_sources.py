@@ -93,6 +93,25 @@ def test_files_named_for_a_split_are_that_split(tmp_path):
     assert list(documents(spec, "validation", tmp_path)) == ["all of valid"]
 
 
+def test_a_corpus_of_own_files_is_described_with_what_its_folder_has_beside_it(tmp_path):
+    own, file = write(tmp_path, a="é one", b="two", test="never"), tmp_path / "a.txt"
+    (tmp_path / "notes.bak").write_text("of no kind that is read")
+    found = f"{own} has 2 files of 9 bytes (1 file named for test is not read)"
+    assert spec.describe_corpus(own) == found
+    (tmp_path / "chat").mkdir()
+    for name in ("chat/b.jsonl", "c.json.gz"):
+        (tmp_path / name).write_bytes(b"12345")
+    both = f"{own} + jsonl:{tmp_path}"
+    unread = f"; not read: 2 files of jsonl:{tmp_path} (to read them too: --data.corpus '{both}')"
+    assert spec.describe_corpus(own) == found + unread
+    assert (
+        spec.describe_corpus(f"documentation + {both}")
+        == f"{found}; jsonl:{tmp_path} has 2 files of 10 bytes"
+    )
+    assert spec.describe_corpus(f"text:{file}") == f"text:{file} has 1 file of 6 bytes"
+    assert spec.describe_corpus("documentation") == spec.describe_corpus("tfds:c4/en") == ""
+
+
 def test_the_held_out_share_depends_on_content_alone_and_the_fingerprint_follows_it(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir(), two.mkdir()
@@ -116,6 +135,9 @@ def test_what_is_no_text_is_an_error_that_names_file_and_offset(tmp_path):
     ("spec", "message"),
     [
         ("text:/nowhere/*.txt", "no file matches"),
+        ("text:a+jsonl:b", r"data.corpus=text:a\+jsonl:b: join corpora by ' \+ ', with a blank on either"),
+        ("text:a +documentation", r"join corpora by ' \+ '"),
+        ("text:/nowhere/c++.txt", "no file matches"),
         ("documentaton", "did you mean 'documentation'"),
         ("tfds:", "data.corpus='tfds:' is unknown; did you mean 'tfds:NAME'"),
         (

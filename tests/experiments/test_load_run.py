@@ -193,6 +193,27 @@ def test_a_table_is_no_file_of_texts_and_json_lines_are(tmp_path, capsys):
     assert "new.csv is a table: give a file of one text per line" in capsys.readouterr().err
 
 
+def test_fields_beside_the_text_of_json_lines_are_ignored_as_in_a_corpus(tmp_path):
+    (tmp_path / "new.jsonl").write_text(
+        '{"id": 7, "text": "It is."}\n{"text": ["So", "it"], "tags": [0, 0]}\n'
+    )
+    assert read_lines(tmp_path / "new.jsonl") == ["It is.", ["So", "it"]]
+
+
+def test_a_head_that_reads_lists_asks_for_json_lines_in_place_of_a_text_per_line(
+    runs, tmp_path, monkeypatch, capsys
+):
+    folder, *_ = run_of(runs, "head-roles", HEADS | {"tuning.heads": ("roles",)})
+    (tmp_path / "words.txt").write_text("So be it\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("So be it\n"))
+    for file, name in (([str(tmp_path / "words.txt")], "words.txt"), ([], "the standard input")):
+        assert dispatch(["predict", str(folder), *file]) == 2
+        said = capsys.readouterr().err
+        assert f"{name} has one text per line, and this head expects a list of words: give a file" in said
+    (tmp_path / "words.jsonl").write_text('["So", "be", "it"]\n')
+    assert dispatch(["predict", str(folder), str(tmp_path / "words.jsonl")]) == 0
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "-", "--prompt", "--text"])
 def test_a_text_with_half_of_a_character_is_refused_with_its_place(name, tmp_path, monkeypatch):
     """As JSON may hold one, and as a terminal gives them that does not write UTF-8."""
@@ -215,9 +236,16 @@ def test_a_text_with_half_of_a_character_is_refused_with_its_place(name, tmp_pat
     [
         (b'"It is so."\nIt is.\n', "line 2 should be JSON"),
         (
-            b'"It is so."\n{"text": "It is.", "label": "a"}\n',
-            "line 2 should be {\"text\": ...} and no more, and has 'text', 'label'",
+            b'"It is so."\n{"body": "It is.", "id": 7}\n',
+            "line 2 should be \"...\" or {\"text\": ...}, and has 'body', 'id': rename the field of the text",
         ),
+        (
+            b'{"ner_tags": [0, 1], "tokens": ["So", "it"]}\n',
+            "line 1 should be a JSON list of words, or a text, and has 'ner_tags', 'tokens': write the list "
+            "alone, such as with jq -c .tokens in.jsonl > out.jsonl",
+        ),
+        (b'{"the words": ["So", "it"]}\n', """jq -c '.["the words"]' in.jsonl"""),
+        (b"{}\n", "and has no field"),
         (b"\xff", "cannot be read as text in UTF-8"),
         (b"\n", "has no text: give one per line"),
     ],

@@ -109,11 +109,7 @@ def _file_shards(
     The result is cached by these, so that a sample is read only once while the files do not change.
     """
     paths = [path for path, *_ in files]
-    base = Path(os.path.commonpath([path.parent for path in paths]))
-    splits = [_named_split(path.relative_to(base)) or "train" for path in paths]
-    is_file = os.path.isfile(os.path.expanduser(pattern))
-    if len(paths) == 1 and (is_file or splits == ["test"]):
-        splits = ["train"]  # a part of it is held out, whatever it is called
+    splits = _splits_of(paths, pattern)
     has_validation = "validation" in splits
     source = split if has_validation else "train"
     split_paths = [path for path, path_split in zip(paths, splits, strict=True) if path_split == source]
@@ -202,10 +198,56 @@ def matching_files(kind: str, pattern: str) -> list[Path]:
     paths = {Path(name) for each in globs for name in glob.glob(each, recursive=True)}
     if files := sorted(path for path in paths if path.is_file()):
         return files
+    if re.search(rf"\+ *({'|'.join(WINDOW_READERS)}|tfds|documentation)\b", pattern):
+        raise SettingError(
+            f"data.corpus={kind}:{pattern}: join corpora by ' + ', with a blank on either side"
+        )
     missing = os.path.abspath(globs[0])
     raise SettingError(
         f"data.corpus={kind}:{pattern}: no file matches {missing}{similar_file(Path(pattern))}"
     )
+
+
+def describe_files(kind: str, pattern: str) -> str:
+    """Return how many files of a corpus are read, and their bytes, such as "9 files of 1,634,002 bytes"."""
+    paths = matching_files(kind, pattern)
+    splits = _splits_of(paths, pattern)
+    read = [path for path, split in zip(paths, splits, strict=True) if split != "test"]
+    size = sum(path.stat().st_size for path in read)
+    left_out = len(paths) - len(read)
+    note = f" ({_count(left_out)} named for test {'is' if left_out == 1 else 'are'} not read)"
+    return f"{_count(len(read))} of {size:,} bytes{note * bool(left_out)}"
+
+
+def other_files(kind: str, pattern: str) -> dict[str, str]:
+    """Return corpus -> number of its files, such as "2 files", of each other kind in the folder of a corpus.
+
+    It is empty for a corpus that is not a folder.
+    """
+    folder = os.path.expanduser(pattern)
+    if not os.path.isdir(folder):
+        return {}
+    names = glob.glob(f"{glob.escape(folder)}/**/*", recursive=True)
+    counts = {
+        f"{other}:{pattern}": sum(name.endswith(endings) and os.path.isfile(name) for name in names)
+        for other, endings in FILE_ENDINGS.items()
+        if other != kind
+    }
+    return {corpus: _count(number) for corpus, number in counts.items() if number}
+
+
+def _count(number: int) -> str:
+    return f"{number:,} file{'s' * (number != 1)}"
+
+
+def _splits_of(paths: Sequence[Path], pattern: str) -> list[str]:
+    """Return the split to which each file of a corpus belongs."""
+    base = Path(os.path.commonpath([path.parent for path in paths]))
+    splits = [_named_split(path.relative_to(base)) or "train" for path in paths]
+    is_file = os.path.isfile(os.path.expanduser(pattern))
+    if len(paths) == 1 and (is_file or splits == ["test"]):
+        return ["train"]  # a part of it is held out, whatever it is called
+    return splits
 
 
 def _named_split(path: Path) -> str | None:

@@ -10,12 +10,13 @@ The name of a corpus is one of these, or several joined by " + ":
 """
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
 from lm.config.base import SettingError, did_you_mean
 from lm.data.corpus import tfds
-from lm.data.corpus.files import Split, file_shards
+from lm.data.corpus.files import Split, describe_files, file_shards, other_files
 from lm.data.corpus.readers import WINDOW_READERS
 from lm.data.corpus.shards import Shard, tfds_shards
 from lm.data.corpus.tables import TableRows, read_hub, read_table
@@ -65,6 +66,23 @@ def check_corpus_name(spec: str, setting: str = "data.corpus") -> None:
     if ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec)):
         raise SettingError(f"{setting}={spec!r} should be 'text:{spec}'")
     raise SettingError(f"{setting}={spec!r} is unknown{did_you_mean(kind, kinds)}")
+
+
+def describe_corpus(spec: str) -> str:
+    """Return a line on the user's own files in a corpus, and on those in its folders that are not read.
+
+    It is "" for a corpus without files of the user's own. Nothing is read of the files.
+    """
+    parts = corpus_parts(spec)
+    named = [part.partition(":") for part in parts]
+    own = [(kind, name) for kind, _, name in named if kind in WINDOW_READERS]
+    line = "; ".join(f"{kind}:{name} has {describe_files(kind, name)}" for kind, name in own)
+    found = {corpus: count for kind, name in own for corpus, count in other_files(kind, name).items()}
+    if unread := {corpus: count for corpus, count in found.items() if corpus not in parts}:
+        counts = ", ".join(f"{count} of {corpus}" for corpus, count in unread.items())
+        whole = shlex.quote(" + ".join([*parts, *unread]))
+        line += f"; not read: {counts} (to read them too: --data.corpus {whole})"
+    return line
 
 
 def corpus_parts(spec: str) -> list[str]:

@@ -432,6 +432,26 @@ def test_a_dry_run_counts_a_shared_pre_training_once_names_missing_data_and_writ
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_dry_run_says_that_a_run_whose_stages_were_trained_is_only_to_be_evaluated(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.cli.dry_run.CONSOLE", Console(width=200))
+    monkeypatch.setattr("experiments.cli.dry_run.matmul_speed", lambda: 1e10)
+    command = ["run", "gpt/base", "--finetuning.steps", "0", "--dry-run"]
+    saved = [0]
+    monkeypatch.setattr("experiments.cli.dry_run.saved_steps", lambda folder: (100, saved[0]))
+    for steps, state, count in (
+        (200, "to train", "1 of 1 runs to train at"),
+        (300, "to evaluate", "0 of 1 runs"),
+    ):
+        saved[0] = steps
+        assert cli.dispatch(command) == 0
+        said = capsys.readouterr().out
+        assert f"│ {state} " in said and count in said
+    assert "0 of 1 runs to train, 1 to evaluate, at scale nano: 0 steps" in said
+
+
 def seconds_of_dry_run(words, capsys):
     """The expected time of a row's runs that a dry run adds up, and what it says below its table."""
     assert cli.dispatch([*words, "--dry-run"]) == 0
@@ -620,6 +640,23 @@ def test_only_an_unknown_option_gets_a_hint(capsys):
     assert "--lr: did you mean --pretraining.optimizer.learning-rate" in capsys.readouterr().err
 
 
+def test_an_option_whose_meaning_is_known_is_not_also_answered_by_a_similar_spelling(capsys):
+    assert cli.dispatch("run bert/base --finetuning.lr 1 --epochs 3 --finetuning.log_evry 3".split()) == 2
+    said = capsys.readouterr().err
+    assert re.findall(r"similar to (\S+):", said) == ["--finetuning.log_evry"], "for which there is no hint"
+    assert "--finetuning.log-every INT" in said and "For full helptext" in said
+    assert "vectors.epochs" not in said
+    assert re.findall(r"lm: (\S+): did you mean", said) == ["--finetuning.lr", "--epochs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("bert-larg", "bert-large"), ("llama7b", "llama-7b"), ("large", "bert-sizes/large")]
+)
+def test_a_misspelt_model_leads_to_the_published_one_and_the_name_of_a_row_to_the_row(name, meant, capsys):
+    assert cli.dispatch(["show", name]) == 2
+    assert re.search(rf"{name!r}; did you mean .*{meant!r}", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     ("line", "due"),
     [
@@ -651,6 +688,32 @@ def test_what_other_programs_call_a_setting_leads_to_settings_that_there_are():
     options = {*Decoding.__dataclass_fields__, "run", "runs", "prompt", "wandb", "seeds"}
     known = {path for path, _ in leaves(BASELINE)} | options
     assert {name for names in SYNONYMS for name in names.split()} <= known
+
+
+@pytest.mark.parametrize("word", ["delete", "rm", "remove", "clean"])
+def test_a_command_that_would_delete_runs_is_answered_with_how_to_delete_them(word, capsys):
+    assert cli.dispatch([word, RUN]) == 2
+    said = capsys.readouterr().err
+    assert f"there is no command {word!r}: a run is a folder: delete its seed-N" in said
+    assert "launch delete" not in said, "which deletes slices in the cloud"
+    (question,) = re.findall(r"docs/questions.md, '(.*?)'", said)
+    assert f"**{question}**" in Path("docs/questions.md").read_text()
+    assert ("lm data clean cleans" in said) == (word == "clean")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"plan {ROW} --topology h100:8",
+        f"launch gce {ROW} --accelerator h100:8 --zones us-east5-a --image x/y:1 --runs gs://mine/runs "
+        "--dry-run",
+    ],
+)
+def test_a_gpu_in_place_of_a_tpu_is_answered_with_the_commands_for_gpus(line, capsys):
+    assert cli.dispatch(line.split()) == 2
+    said = capsys.readouterr().err
+    assert "TPU 'h100'" in said
+    assert "lm run ROW --dry-run" in said and "lm launch slurm" in said
 
 
 def test_the_version_is_that_of_the_package_jax_and_python(capsys):

@@ -173,6 +173,16 @@ def test_a_text_ends_with_eos_unless_pre_training_wrote_none(architecture):
         assert (end is None) == (pretrains and eos == "none")  # examples of tasks always have EOS
 
 
+def test_a_misspelt_task_file_is_answered_with_the_nearest_one_whatever_the_run_answers(
+    runs, tmp_path, monkeypatch
+):
+    folder, *_ = run_of(runs, "head", HEADS | {"tuning.heads": ("cola",)})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tickets.toml").touch()
+    with pytest.raises(SettingError, match=r"no task file ticket.toml .*; did you mean tickets.toml\?"):
+        score_run(folder.absolute(), ["ticket.toml"], "", RowSelection())
+
+
 def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, tmp_path, capsys):
     for name, text in (
         ("a.txt", "acceptable\nunacceptable\n"),

@@ -332,6 +332,21 @@ def test_a_check_leaves_no_folder_that_looks_like_a_run(runs):
     assert not (runs / "tiny" / "checked").exists()
 
 
+def test_a_run_says_which_files_of_ones_own_it_reads_before_it_prepares_them(tmp_path, monkeypatch):
+    def stop(run, sources, say):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "_prepare", stop)
+    for name in ("a.txt", "b.txt", "chat.jsonl"):
+        (tmp_path / name).write_text(name)
+    experiment = build(DECODER, "nano", {"data.corpus": f"text:{tmp_path}", "finetuning.steps": 0})
+    said = list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        Run(experiment, tmp_path / "run", tmp_path / "cache").check(said.append)
+    (line,) = said
+    assert line.startswith(f"text:{tmp_path} has 2 files of 10 bytes; not read: 1 file of jsonl:{tmp_path}")
+
+
 def test_a_held_out_loss_is_told_in_as_many_digits_as_it_has_meaning(tmp_path, monkeypatch):
     result = SimpleNamespace(columns={}, held_out_loss=3.4716239999999997, likelihood=lambda: None)
     monkeypatch.setattr("experiments.runs.result.read_result", lambda folder: result)
@@ -379,7 +394,11 @@ def test_a_finished_run_ends_with_its_loss_folder_picture_and_three_commands(swe
         ("bert/base", {}, "lm generate runs/a --prompt 'Paris is the [MASK] of France.'"),
         ("bert/base", {"pretraining.steps": 0, "tuning.heads": ("mrpc",)}, "lm eval tasks runs/a mrpc"),
         ("bert/base", {"tuning.heads": ("a.toml",)}, "echo 'one text per line' | lm predict runs/a"),
-        ("bert/base", {"tuning.heads": ("tags.toml",)}, "lm eval tasks runs/a tags.toml"),
+        (
+            "bert/base",
+            {"tuning.heads": ("tags.toml",)},
+            """echo '["one","word","each"]' > words.jsonl && lm predict runs/a words.jsonl""",
+        ),
     ],
 )
 def test_what_to_try_first_suits_what_the_model_was_trained_for(row, changes, command, tmp_path, monkeypatch):
