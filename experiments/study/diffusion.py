@@ -7,8 +7,9 @@ parameters and updates.
 """
 
 from experiments.study.baselines import (
-    RATE_AND_SCHEDULE,
+    COMMON,
     TRANSFORMER_LM,
+    TUNED,
     language_model,
     ngram,
     with_rate_and_schedule,
@@ -31,7 +32,7 @@ def masked_diffusion(name: str) -> Changes:
     return transformer | {"model.architecture": "encoder"} | objective(name)
 
 
-CAUSAL_LM = with_rate_and_schedule(language_model("transformer"), *RATE_AND_SCHEDULE["transformer"])
+CAUSAL_LM = with_rate_and_schedule(language_model("transformer"), *TUNED["transformer"])
 DIFFUSION = masked_diffusion("masked-diffusion")
 UPDATES = (0.25, 1, 4)  # of the table of budgets, as multiples of those of the first table
 
@@ -44,7 +45,7 @@ TABLES = (
             "masked-diffusion": DIFFUSION,
             "any-order": masked_diffusion("any-order"),
             "5-gram": ngram(5),
-            "lstm": with_rate_and_schedule(language_model("lstm"), *RATE_AND_SCHEDULE["lstm"]),
+            "lstm": with_rate_and_schedule(language_model("lstm"), *TUNED["lstm"]),
         },
         scale="mini",
         seeds=5,
@@ -65,7 +66,7 @@ TABLES = (
             f"{name}-x{factor:g}": with_updates(changes, factor)
             for factor in UPDATES
             for name, changes in {
-                "causal-lm": CAUSAL_LM,
+                "causal-lm": with_rate_and_schedule(language_model("transformer"), *COMMON),
                 "masked-diffusion": DIFFUSION,
                 "5-gram": ngram(5),
             }.items()

@@ -1,16 +1,16 @@
 """Rungs for ``lm ladder``: language models of three kinds, each at five sizes.
 
-From rung to rung the width of a model and the number of its updates grow by the same factor. Learning rates,
-schedules and passes over the text stay those of the table ``history``, whose rows are the largest rungs.
+From rung to rung the width of a model and the number of its updates grow by the same factor. All rungs have
+one learning rate and schedule, COMMON. The largest have the sizes, updates and text of the table ``history``.
 """
 
 from dataclasses import replace
 
-from experiments.study.baselines import RATE_AND_SCHEDULE, EqualSize, language_model, with_rate_and_schedule
+from experiments.study.baselines import COMMON, EqualSize, language_model, with_rate_and_schedule
 from experiments.study.changes import Changes, times
 from experiments.study.table import make_table
 
-KINDS = ("window", "lstm", "transformer")  # of RATE_AND_SCHEDULE
+KINDS = ("window", "lstm", "transformer")
 SIZES = (0.25, 0.375, 0.5, 0.75, 1)  # widths and updates, as multiples of those of the table history
 
 
@@ -24,11 +24,7 @@ def at_size(kind: str, size: float) -> Changes:
         model |= {"model.mlp.d_ff": times(size)}
     # widths come first, since those of recurrent layers follow from them
     sizes: Changes = {"model.d_model": times(size), "model.attention.d_kv": times(size)}
-    return (
-        sizes
-        | with_rate_and_schedule(model, *RATE_AND_SCHEDULE[kind])
-        | {"pretraining.steps": times(4 * size)}
-    )
+    return sizes | with_rate_and_schedule(model, *COMMON) | {"pretraining.steps": times(4 * size)}
 
 
 TABLES = (
