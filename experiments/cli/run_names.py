@@ -1,7 +1,8 @@
 """Short names of runs: links beside the folders of the scales, which any command reads as @NAME.
 
 ``lm run ROW --name mine`` makes ``runs/mine`` a link to the run's folder, and every ``lm run`` makes
-``runs/last`` one. ``lm generate @mine`` and ``lm generate runs/mine`` mean the same.
+``runs/last`` one. ``lm generate @mine`` and ``lm generate runs/mine`` mean the same, also where ``runs/mine``
+is the folder of a run itself, as after ``lm convert import FOLDER runs/mine``.
 """
 
 import os
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from experiments.console import RUNS
+from experiments.runs.paths import SETTINGS
 from experiments.study.names import RESERVED_SCALES
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError, did_you_mean
@@ -44,6 +46,17 @@ def name_run(runs: Path, name: str, folder: Path) -> None:
     except OSError:
         with suppress(OSError):
             new.unlink(missing_ok=True)
+
+
+def run_that_loses(name: str, runs: Path, folder: Path) -> Path | None:
+    """Return the folder of the run that ``runs/NAME`` leads to, if it is another than that in ``folder``.
+
+    None if there is no such name, or if its run is gone.
+    """
+    link = runs / name
+    if not name or not link.is_symlink() or not link.exists() or link.resolve() == folder.resolve():
+        return None
+    return Path(os.path.relpath(link.resolve()))
 
 
 def shortest_name(folder: Path, runs: Path = RUNS) -> str:
@@ -84,14 +97,19 @@ def resolve_names(words: Sequence[str]) -> list[str]:
     return resolved
 
 
+def _is_named_run(path: Path) -> bool:
+    """Return whether a path in the folder of runs is a link that is not broken, or a run's own folder."""
+    return (path.is_symlink() and path.exists()) or (path / SETTINGS).exists()
+
+
 def _resolve(word: str, runs: Path) -> str:
     """Return the folder that ``@NAME`` or ``@NAME:STAGE`` means, with the stage; other words unchanged."""
     named, colon, stage = word.partition(":")
     if (found := _NAME.fullmatch(named)) is None:
         return word
     link = runs / found[1]
-    if not link.is_symlink():
-        known = sorted(path.name for path in runs.glob("*") if path.is_symlink() and path.exists())
+    if not link.is_symlink() and not (link / SETTINGS).exists():
+        known = sorted(path.name for path in runs.glob("*") if _is_named_run(path))
         hint = "; `lm run ROW --name NAME` gives a name; a run in another folder of runs is FOLDER/NAME"
         if known:
             hint = did_you_mean(found[1], known)

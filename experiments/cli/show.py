@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.markup import escape
 
+from experiments.cli.run_names import shortest_name
 from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, Start, given_changes
 from experiments.console import CONSOLE, NARROW, RUNS, listing, print_line, show_listing
 from experiments.runs.paths import SETTINGS, find_cache, load_settings
@@ -192,18 +193,18 @@ def show_diff(row: str, scale: str, given: Overrides, others: Sequence[str], to:
     if to:  # from this row at its scale to the other, or to itself, at another
         old = build(row, scale, given)
         new = build(others[0], to) if others else build(row, to, given)
-        names = f"{row} at scale {scale} and {others[0] if others else row} at scale {to}"
+        sides = f"{row} at scale {scale}", f"{others[0] if others else row} at scale {to}"
     else:
         other = others[0] if others else baseline_of(row)
         old, new = build(other, scale), build(row, scale, given)
-        names = f"{row} and {other} at scale {scale}"
+        sides = other, f"{row} with the settings given" if given else row
     changed = relevant_diff(old, new)
     if not (to or others or given) and other == row:
         CONSOLE.print(
             f"{row} is the baseline of its table; --diff ROW compares it with another.", highlight=False
         )
-    elif not changed:
-        CONSOLE.print(f"{names} are the same experiment.", highlight=False)
+    else:
+        _print_sides(*sides, bool(changed))
     for path, (before, after) in changed.items():
         is_rows_own = not to and not others and path not in given
         derivation = find_one(row).derivation(path) if is_rows_own else ""
@@ -216,10 +217,14 @@ def show_diff_of_runs(run: Path, others: Sequence[Path]) -> None:
         given = " ".join(["--diff", *map(str, others)])
         raise SettingError(f"{run} is a run, and {given} should name one other run, such as --diff @OTHER")
     changed = relevant_diff(load_settings(others[0]), load_settings(run))
-    if not changed:
-        print_line(f"{run} and {others[0]} are the same experiment.")
+    _print_sides(shortest_name(others[0]), shortest_name(run), bool(changed))
     for path, (before, after) in changed.items():
         print_line(f"{path}: {before} → {after}")
+
+
+def _print_sides(old: str, new: str, is_changed: bool) -> None:
+    """Print the names of what is compared, in the order of the values on the lines below."""
+    print_line(f"{old} → {new}" if is_changed else f"{old} and {new} are the same experiment.")
 
 
 def sequence_lengths_and_tokens(name: str, experiment: Experiment) -> tuple[int, int, int]:

@@ -35,6 +35,7 @@ STOPPED = (
     f"SystemExit: {PREEMPTED}",
     f"SystemExit: {EXIT_CODES['interrupted']}",
 )
+IMPORTED = "imported"  # state of a model that was trained elsewhere, whose run has no step to train
 TAIL_BYTES = 65_536  # so many bytes at the end of metrics.jsonl hold its last record
 
 
@@ -50,7 +51,7 @@ class Progress:
     """Holds how far a run has come."""
 
     run: str  # its folder, below that of the runs, and its short names
-    state: str  # running, stopped, failed or finished
+    state: str  # running, stopped, failed, finished, or IMPORTED
     stage: str  # the stage that was trained last
     steps_done: int  # of all stages
     steps_total: int  # of all stages
@@ -70,20 +71,23 @@ def status(*, runs: Path = RUNS, all: bool = False) -> None:
 
     Args:
         runs: Folder of runs, or of one run.
-        all: Also list the runs that have finished.
+        all: Also list the runs that have finished, and imported models.
     """
     check_runs(runs)
     found, unreadable = find_progress(runs)
     if not found and not unreadable:
         raise SettingError(f"{runs} holds no run; `lm run ROW` starts one")
-    shown = [each for each in found if all or each.state != "finished"]
+    shown = [each for each in found if all or each.state not in ("finished", IMPORTED)]
     if shown:
         shown.sort(key=lambda each: each.last_written, reverse=True)
         show_listing(COLUMN_HEADINGS, [row_of(each, time.time()) for each in shown])
     for line in unreadable_lines(unreadable):
         print_line(line)
     finished = sum(each.state == "finished" for each in found)
-    print_line(f"{finished} of {len(found) + len(unreadable)} runs have finished")
+    imported = sum(each.state == IMPORTED for each in found)
+    beside = f"; imported models: {imported}" if imported else ""
+    trained_here = len(found) - imported + len(unreadable)
+    print_line(f"{finished} of {trained_here} runs have finished{beside}")
     if any(each.state.startswith(("stopped", "failed")) for each in shown):
         print_line(
             "The same command resumes a run that stopped or failed; to drop one, delete its folder below "
@@ -97,7 +101,7 @@ def row_of(progress: Progress, now: float) -> tuple[str, ...]:
     remaining = MISSING
     if progress.state == "running" and progress.seconds_left is not None:
         remaining = duration(progress.seconds_left)
-    steps = f"{progress.steps_done:,} of {progress.steps_total:,}"
+    steps = f"{progress.steps_done:,} of {progress.steps_total:,}" if progress.steps_total else MISSING
     ago = f"{duration(max(now - progress.last_written, 0))} ago"
     return progress.run, progress.state, progress.stage, steps, loss, ago, remaining
 
@@ -151,12 +155,17 @@ def progress_of(folder: Path, runs: Path) -> Progress:
     begun = [stage for stage in stages if records[stage.name] or (stage.folder / "run.json").exists()]
     last = max(begun, key=lambda stage: last_change(stage.folder), default=stages[0])
     last_written = last_change(last.folder) or (folder / SETTINGS).stat().st_mtime
+    is_imported = not begun and any(0 in manifest.steps(stage.folder / "checkpoints") for stage in stages)
+    if is_imported:
+        state = IMPORTED
+    else:
+        state = "finished" if (folder / "scores.json").exists() else state_of(last, last_written)
     return Progress(
         run=name + names,
-        state="finished" if (folder / "scores.json").exists() else state_of(last, last_written),
+        state=state,
         stage=last.name,
         steps_done=sum(done.values()),
-        steps_total=sum(stage.num_steps for stage in stages),
+        steps_total=0 if is_imported else sum(stage.num_steps for stage in stages),
         loss=records[last.name].get("loss"),
         last_written=last_written,
         seconds_left=time_left(stages, records, done),

@@ -47,6 +47,7 @@ from experiments.report.statistics import (
     outlying_seeds,
     seed_weights,
 )
+from experiments.runs import provenance
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
 from experiments.study.claims import SIGNIFICANT, Claim, claims_to_test
@@ -142,6 +143,7 @@ class Comparison:
         self.not_averaged = not_averaged or {}
         self.baseline = REGISTRY[table.baseline]
         self._scores: dict[int, TaskScores] = {}
+        self._vocabularies: dict[str, str] = {}
         self._values_by_seed: dict[str, dict[str, dict[int, float]]] = {}
         self._differences: dict[str, dict[str, BaselineDifference]] = {}
         self._combined_scores: dict[tuple[str, Group], dict[int, float]] = {}
@@ -339,8 +341,29 @@ class Comparison:
 
         Held-out loss and bits per byte may differ in them; tasks are always comparable.
         """
-        known = {a, b} <= self.experiments.keys()
-        return known and has_same_targets(metric, self.experiments[a], self.experiments[b])
+        if not {a, b} <= self.experiments.keys():
+            return False
+        pair = self.experiments[a], self.experiments[b]
+        if has_same_targets(metric, *pair):
+            return True
+        # A run that started from another one has that one's vocabulary under a name of its own.
+        is_one_vocabulary = self._vocabulary(a) == self._vocabulary(b) != ""
+        return is_one_vocabulary and has_same_targets(metric, *pair, has_same_vocabulary=True)
+
+    def _vocabulary(self, name: str) -> str:
+        """Return the fingerprint of the vocabulary that all runs of a row record; "" if it is not known."""
+        if name not in self._vocabularies:
+            found = set[str]()
+            try:
+                for run in self.runs.get(name, ()):
+                    found |= {
+                        provenance.read(folder)["vocabulary"]["fingerprint"]
+                        for folder in run.stage_folders().values()
+                    }
+            except (SettingError, OSError):  # ``mismatches`` has a line on it
+                found = set()
+            self._vocabularies[name] = found.pop() if len(found) == 1 else ""
+        return self._vocabularies[name]
 
     @cached_property
     def _bootstrap_deltas(self) -> dict[str, dict[str, dict[int, np.ndarray]]]:

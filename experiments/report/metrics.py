@@ -52,16 +52,9 @@ LIKELIHOODS = {
     "token perplexity": ("perplexity", 1),
     BITS_PER_BYTE: ("bits_per_byte", 3),
 }
-# settings of data on which the tokens of held-out loss depend
-TARGET_SETTINGS = (
-    "corpus",
-    "vocabulary",
-    "vocabulary_texts",
-    "vocabulary_size",
-    "unknown",
-    "sentinels",
-    "inputs_length",
-)
+# settings of data on which the tokens of held-out loss depend: those of the vocabulary, and others
+VOCABULARY_SETTINGS = ("vocabulary", "vocabulary_texts", "vocabulary_size", "unknown")
+OTHER_TARGET_SETTINGS = ("corpus", "sentinels", "inputs_length")
 
 
 @dataclass(frozen=True)
@@ -205,15 +198,17 @@ def metric_groups(metrics: Iterable[Metric]) -> dict[Group, dict[str, float]]:
     return halves
 
 
-def has_same_targets(metric: Metric, a: Experiment, b: Experiment) -> bool:
+def has_same_targets(metric: Metric, a: Experiment, b: Experiment, has_same_vocabulary: bool = False) -> bool:
     """Return whether a metric measures both experiments on the same evaluation tokens or bytes.
 
-    Only metrics of held-out text can differ in them.
+    Only metrics of held-out text can differ in them. ``has_same_vocabulary``: the runs of both were trained
+    with one vocabulary, which their settings may call by two names.
     """
     if metric.measure == BITS_PER_BYTE:
         return (a.data.corpus, a.data.held_out_documents) == (b.data.corpus, b.data.held_out_documents)
     if metric.measure == HELD_OUT_LOSS:
-        same_data = all(getattr(a.data, name) == getattr(b.data, name) for name in TARGET_SETTINGS)
+        names = OTHER_TARGET_SETTINGS + (() if has_same_vocabulary else VOCABULARY_SETTINGS)
+        same_data = all(getattr(a.data, name) == getattr(b.data, name) for name in names)
         return same_data and a.objective == b.objective and _target_layout(a) == _target_layout(b)
     return True
 

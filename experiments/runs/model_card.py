@@ -60,6 +60,24 @@ def _auto(tag: str, auto_class: str) -> Use:
 
 CUT = ", truncation=True"  # without it transformers reads longer texts than any in training
 
+# The pipeline of transformers would give every token a tag, and guess where words begin, but the head was
+# tuned on the first token of each word. The space before a word is given, since byte-level tokenizers
+# make it a part of the word's first token.
+_tagger = _auto("token-classification", "AutoModelForTokenClassification")
+TAGGER = replace(
+    _tagger,
+    lines=(
+        *_tagger.lines,
+        'words = ["She", "wrote", "from", "New", "York", "."]',
+        'spaced = [words[0], *(f" {word}" for word in words[1:])]',
+        'inputs = tokenizer(spaced, is_split_into_words=True, truncation=True, return_tensors="pt")',
+        "classes = model(**inputs).logits[0].argmax(-1).tolist()",
+        "for number, word in enumerate(words):",
+        "    if tokens := inputs.word_to_tokens(number):  # None for a word that was cut off",
+        "        print(word, model.config.id2label[classes[tokens.start]])",
+    ),
+)
+
 # By how the name of the class ends; the first that fits. transformers has no pipeline for the others.
 USES = {
     SENTENCE_TRANSFORMER: Use(
@@ -72,7 +90,7 @@ USES = {
         ),
     ),
     "ForSequenceClassification": _pipeline("text-classification", "A text.", CUT),
-    "ForTokenClassification": _pipeline("token-classification", "A text."),
+    "ForTokenClassification": TAGGER,
     "ForQuestionAnswering": _auto("question-answering", "AutoModelForQuestionAnswering"),
     "ForMultipleChoice": _auto("multiple-choice", "AutoModelForMultipleChoice"),
     "ForConditionalGeneration": _auto("text2text-generation", "AutoModelForSeq2SeqLM"),

@@ -200,7 +200,8 @@ def test_show_takes_settings_as_run_does(capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert f"{ROW} at scale nano with --start.steps 100" in said and re.search(r"start.steps . 100 ", said)
     assert cli.dispatch(["show", "t5/6-corruption-rate/50", "--diff", "--start.steps", "100"]) == 0
-    assert capsys.readouterr().out == "objective.rate: 0.15 → 0.5\nstart.steps: 200 → 100\n"
+    sides = f"{ROW} → t5/6-corruption-rate/50 with the settings given\n"
+    assert capsys.readouterr().out == f"{sides}objective.rate: 0.15 → 0.5\nstart.steps: 200 → 100\n"
     assert cli.dispatch(["show", ROW, "--to", "mini", "--model.d-model=32"]) == 0
     assert "model.d_model" not in capsys.readouterr().out
 
@@ -223,7 +224,8 @@ def test_two_runs_are_compared_by_their_own_settings(tmp_path, capsys):
         save_settings(tmp_path / name, build(ROW, "nano", given), tmp_path / "cache")
     one, other = str(tmp_path / "one"), str(tmp_path / "other")
     assert cli.dispatch(["show", other, "--diff", one]) == 0
-    assert capsys.readouterr().out == "pretraining.optimizer.learning_rate: 0.003 → 0.001\n"
+    changed = "pretraining.optimizer.learning_rate: 0.003 → 0.001\n"
+    assert capsys.readouterr().out == f"{one} → {other}\n{changed}"
     assert cli.dispatch(["show", one, "--diff", one]) == 0
     assert "are the same experiment" in capsys.readouterr().out.replace("\n", " ")
     assert cli.dispatch(["show", one, "--diff", one, other]) == 2
@@ -233,6 +235,8 @@ def test_two_runs_are_compared_by_their_own_settings(tmp_path, capsys):
 def test_two_rows_and_two_scales_are_compared(capsys):
     assert cli.dispatch(["show", "t5/6-corruption-rate/50", "--to", "mini"]) == 0
     told = capsys.readouterr().out
+    row = "t5/6-corruption-rate/50"
+    assert told.startswith(f"{row} at scale nano → {row} at scale mini\n")
     assert "model.d_model: 64 → 128\n" in told and "objective" not in told
     assert cli.dispatch(["show", ROW, "--diff", "t5/6-corruption-rate/50", "--to", "mini"]) == 0
     assert "objective.rate: 0.15 → 0.5\n" in (told := capsys.readouterr().out) and "64 → 128" in told

@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import published
@@ -55,7 +57,8 @@ def settings_of(runs, family, **tuning):
 def tuned_run(runs, family, **tuning):
     """The folder of such a run, whose head is new."""
     experiment = settings_of(runs, family, **tuning)
-    folder = runs / "tiny" / f"{family}-{'-'.join(map(str, tuning.values()))}" / "seed-0"
+    name = "-".join(map(str, tuning.values())).replace("/", "_")
+    folder = runs / "tiny" / f"{family}-{name}" / "seed-0"
     save_settings(folder, experiment, runs / "cache")
     (stage,) = stages_of(folder)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
@@ -114,6 +117,56 @@ def test_a_model_below_its_head_pools_as_the_head_did(runs, tmp_path):
     from experiments.notebook import load_run
 
     np.testing.assert_allclose(vectors, load_run(folder).embed(PAIR), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_the_code_in_the_card_of_a_tagger_tags_words_by_the_token_that_the_head_was_tuned_on(
+    family, runs, tmp_path, monkeypatch, capsys
+):
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.jsonl").write_text('{"tokens": ["the", "cat"], "tags": [0, 1]}\n')
+    task_file = tmp_path / "words.toml"
+    labels = [f"L{number}" for number in range(40)]
+    splits = 'splits = {train = "train.jsonl", validation = "valid.jsonl"}'
+    task_file.write_text(f'words = "tokens"\ntags = "tags"\nlabels = {labels}\n{splits}\n')
+    folder = tuned_run(runs, family, heads=(str(task_file),))
+    export_checkpoint(folder, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+
+    class Inputs(dict):
+        """What a tokenizer of transformers returns."""
+
+        def __init__(self, words, is_split_into_words, **options):
+            encoding = tokenizer.encode(words, is_pretokenized=is_split_into_words)
+            super().__init__(input_ids=encoding.ids)
+            self.encoding = encoding
+
+        def word_to_tokens(self, word):
+            span = self.encoding.word_to_tokens(word)
+            return span and SimpleNamespace(start=span[0], end=span[1])
+
+    def model(input_ids):
+        """Give the token at place N the class N."""
+        return SimpleNamespace(logits=np.eye(len(input_ids), 40)[None])
+
+    model.config = SimpleNamespace(id2label=labels)
+    loading = {"AutoTokenizer": Inputs, "AutoModelForTokenClassification": model}
+    stub = {name: SimpleNamespace(from_pretrained=lambda _, it=it: it) for name, it in loading.items()}
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(**stub))
+    exec(code, {})
+    printed = [line.split() for line in capsys.readouterr().out.splitlines() if " L" in line]
+
+    (stage,) = stages_of(folder)
+    from experiments.runs.kinds.answers import reader_of
+
+    reader = reader_of(stage.settings, stage.task, load_pretrained_tokenizer(runs / family, 400))
+    words = [word for word, _ in printed]
+    example = reader.example({"tokens": words, "tags": range(1, len(words) + 1)})
+    assert len(words) == 6 and np.sum(example.weight) == 6
+    assert [tag for _, tag in printed] == [f"L{place}" for place in np.flatnonzero(example.weight)]
 
 
 def test_a_folder_that_is_there_is_left_as_it_is(runs, tmp_path):

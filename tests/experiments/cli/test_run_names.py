@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli.run_names import check_name, name_run, resolve_names, shortest_name
+from experiments.__main__ import dispatch
+from experiments.cli.run_names import check_name, name_run, resolve_names, run_that_loses, shortest_name
 from lm.config.base import SettingError
 
 RUN = Path("runs/nano/gpt/base/seed-0")
@@ -30,6 +31,23 @@ def test_a_name_means_the_run_that_it_was_given_last(runs):
     assert sorted(path.name for path in runs.iterdir()) == ["mine", "nano"], "nothing else is left behind"
 
 
+def test_a_name_is_lost_by_a_run_that_has_it_and_is_there(runs):
+    other = RUN.parent / "seed-1"
+    assert run_that_loses("mine", runs, RUN) is None
+    name_run(runs, "mine", other)
+    assert run_that_loses("mine", runs, RUN) == other
+    assert run_that_loses("mine", runs, other) is None
+    other.rmdir()
+    assert run_that_loses("mine", runs, RUN) is None
+
+
+def test_a_dry_run_says_that_a_name_would_leave_another_run(runs, capsys):
+    other = RUN.parent / "seed-1"
+    name_run(runs, "mine", other)
+    assert dispatch(["run", "gpt/base", "--dry-run", "--name", "mine"]) == 0
+    assert f"@mine would name this run; now: {other}\n" in capsys.readouterr().out
+
+
 def test_a_name_is_looked_up_in_the_folder_of_runs_of_the_command(runs, tmp_path):
     other = tmp_path / "other"
     (other / "nano/run").mkdir(parents=True)
@@ -51,6 +69,19 @@ def test_a_name_of_no_run_is_an_error_with_the_names_there_are(runs):
     name_run(runs, "mine", RUN)
     with pytest.raises(SettingError, match="mine"):
         resolve_names(["@mein"])
+
+
+def test_a_run_that_lies_in_the_folder_of_runs_itself_has_the_name_of_its_folder(runs):
+    (runs / "imported").mkdir()
+    with pytest.raises(SettingError, match="--name NAME"):
+        resolve_names(["@imported"])
+    (runs / "imported" / "settings.json").touch()
+    assert resolve_names(["@imported", "@imported:pretraining"]) == [
+        "runs/imported",
+        "runs/imported:pretraining",
+    ]
+    with pytest.raises(SettingError, match="did you mean 'imported'"):
+        resolve_names(["@import"])
 
 
 @pytest.mark.parametrize("runs_option", [[], ["--runs", "runs"]])

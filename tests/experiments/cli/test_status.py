@@ -3,12 +3,15 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 
+import published
 import pytest
 
 from experiments.cli.status import find_progress, status
+from experiments.runs.init_from import import_published
 from experiments.runs.paths import load_settings, save_settings
 from experiments.runs.stages import stages
 from experiments.study.registry import build
@@ -100,6 +103,18 @@ def test_finished_runs_are_listed_when_asked_for_and_a_folder_without_runs_is_re
     assert "seed-1" in said and "delete its folder below" in said
     with pytest.raises(SettingError, match="`lm run ROW`"):
         status(runs=tmp_path / "elsewhere")
+
+
+def test_an_imported_model_is_no_stopped_run_and_is_counted_apart(tmp_path, capsys):
+    begin(tmp_path, 0, 100, status="running")
+    checkpoint = published.write("gpt2", tmp_path / "checkpoint")
+    import_published(checkpoint, tmp_path / "model", tmp_path / "cache")
+    status(runs=tmp_path)
+    said = capsys.readouterr().out
+    assert "pretraining" in said and "model " not in said and "delete its folder" not in said
+    assert said.splitlines()[-1] == "0 of 1 runs have finished; imported models: 1"
+    status(runs=tmp_path, all=True)
+    assert re.search(r"(?m)^\W*model\W+imported\W+pretraining\W+–", capsys.readouterr().out)
 
 
 def test_runs_that_cannot_be_read_are_counted_and_each_reason_is_named_once(tmp_path, capsys):

@@ -375,6 +375,26 @@ def test_rows_that_differ_only_in_their_sequence_length_are_told_what_makes_them
     assert f"Not comparable in held-out loss with base, {reason}: short." in said
 
 
+@pytest.mark.parametrize("recorded", [("one", "one"), ("one", "other"), ("", ""), ("one", None)])
+def test_losses_are_compared_if_runs_record_one_vocabulary_whatever_their_settings_call_it(
+    restored_registry, tmp_path, recorded
+):
+    named = {"base": {}, "named": {"data.vocabulary": "unigram:documentation"}}
+    add_table(make_table("own", "", {key: GPT | NO_TASKS | more for key, more in named.items()}))
+    for key, fingerprint in zip(named, recorded, strict=True):
+        folder = run_folder(tmp_path, "nano", f"own/{key}", 0, {})
+        save_settings(folder, build(f"own/{key}", "nano", {"seed": 0}), tmp_path / "cache")
+        stage = tmp_path / "nano" / "pretraining" / key
+        stage.mkdir(parents=True)
+        if fingerprint is not None:
+            vocabulary = {"vocabulary": {"fingerprint": fingerprint}}
+            provenance.record(stage, dict.fromkeys(provenance.PARTS, {}) | vocabulary)
+        values = {"columns": {}, "tasks": {}, "held_out_loss": 3.0, "seconds": 1.0, "tokens": 9}
+        write_result(folder, values | {"phases": {"pretraining": f"pretraining/{key}"}})
+    said = report.write_report(tables_of(find("own")), "nano", tmp_path).path.read_text()
+    assert ("Not comparable in held-out loss" in said) == (recorded != ("one", "one"))
+
+
 PAPERS = ("base", "better", "worse")
 
 

@@ -19,6 +19,7 @@ from paths import ROOT
 from small_runs import SMALL
 
 from experiments.cli.convert import export_checkpoint
+from experiments.cli.run_names import name_run
 from experiments.cli.run_options import Options
 from experiments.cli.train import train_row
 from experiments.processes.progress import reporting
@@ -281,6 +282,24 @@ def test_a_finished_run_that_is_refused_gets_no_name(written):
     assert not (runs / "refused").exists()
     train_row(ROW, experiment, Options("written", runs), check=False, run_name="accepted")
     assert (runs / "accepted").exists()
+
+
+def test_a_run_that_takes_the_name_of_another_says_which_before_and_when_it_does(written, tmp_path, capsys):
+    home, experiment, *_ = written
+    options = Options("written", home / "runs")
+    name_run(options.runs, "moved", tmp_path)
+    other = os.path.relpath(tmp_path)
+    for check, line in (
+        (True, "@moved will name this run; now: "),
+        (False, "@moved names this run from now"),
+    ):
+        train_row(ROW, experiment, options, check=check, run_name="moved")
+        said = capsys.readouterr().out
+        assert line in said and other in said.replace("\n", "")
+    for check in (True, False):
+        train_row(ROW, experiment, options, check=check, run_name="moved")
+        said = capsys.readouterr().out
+        assert "@moved names" not in said and "@moved will" not in said
 
 
 def test_held_out_text_that_is_replaced_while_a_run_is_unfinished_is_noticed(written):
