@@ -1,11 +1,15 @@
-"""Recomputes what a report says from the scores of its runs, with numpy and scipy alone.
+"""Recomputes the statistics of a report from the scores of its runs, with numpy and scipy alone.
 
     python docs/results/check.py docs/results/mini.json docs/results/mini*.tar.xz
 
 The first argument is a report's ``results.json``; the others are the archives or folders with its runs. The
 script imports nothing of this project and is written from the definitions that docs/choices.md gives, so that
 it finds faults of the report's own code. It prints each figure that does not follow from the runs and returns
-1 if there is one. Random resamples are its own; what they decide is compared within their error.
+1 if there is one. Random resamples are its own; what they decide is compared within their error. Only the
+bootstrap over seeds alone (BCa) is that of scipy.stats.bootstrap with the report's random seed.
+
+RECOMPUTED, RECORDED and UNCHECKED say what is computed anew, what is compared with the record that training
+wrote, and what is taken from the report as it stands.
 """
 
 import argparse
@@ -16,8 +20,9 @@ import json
 import math
 import sys
 import tarfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
@@ -35,6 +40,33 @@ UNCOMPARED = ("not yet learning", "out of range", "no common seed", "different t
 HELD_OUT = ("held-out loss", "bits per byte")
 EXACT = 1e-6  # relative error of what needs no resamples
 LOOSE = 0.06  # relative error of what does
+# share of resamples below which the ends of a 95 % interval lie, of two draws of RESAMPLES
+ENDS = ((0.015, 0.036), (0.964, 0.985))
+# relative error of a standard error that resampled examples are part of
+RESAMPLED_ERROR = 0.04
+# what scores.json of a run holds beside scores, and the report repeats -> its value if it is not there
+COUNTERS: dict[str, Any] = {
+    "content_tokens": 0,
+    "content_loss": None,
+    "reference_loss": None,
+    "top_ten_share": None,
+    "exit_step": None,
+    "flops": 0.0,
+    "held_out_loss": None,
+    "parameters": 0,
+    "seconds": 0.0,
+    "tokens": 0,
+    "likelihoods": [],
+}
+RECOMPUTED = (
+    "scores, units, deviations, signal-to-noise, differences, p, intervals (t, multi-bootstrap, BCa), "
+    "verdicts, orders, counts"
+)
+RECORDED = "FLOP, parameters, seconds, tokens, losses, exit steps"
+UNCHECKED = (
+    "the paper's scores, labels and conclusions, which columns there are, how many updates a row has, "
+    "provenance, intervals of a prediction (without --other, all of it)"
+)
 
 
 # ---- files
@@ -166,6 +198,11 @@ class Test:
     boot: tuple[float, float] = (-math.inf, math.inf)
     p: float = 1.0
     p_not_equivalent: float = 1.0
+    by_seed: tuple[float, ...] = ()
+    # between which another draw of resamples may put the ends of ``boot`` and the two p
+    boot_ranges: tuple[tuple[float, float], ...] = ()
+    p_range: tuple[float, float] = (1.0, 1.0)
+    p_not_equivalent_range: tuple[float, float] = (1.0, 1.0)
 
     @property
     def sign(self) -> int:
@@ -225,7 +262,10 @@ def test_all(
     differences: Mapping[tuple[str, str], Difference], rng: np.random.Generator
 ) -> dict[tuple[str, str], Test]:
     """Return a paired t test of each pair of rows, with Holm's correction over all of them."""
-    tests = {pair: Test(float(by_seed.mean())) for pair, (by_seed, _) in differences.items()}
+    tests = {
+        pair: Test(float(by_seed.mean()), by_seed=tuple(by_seed.tolist()))
+        for pair, (by_seed, _) in differences.items()
+    }
     rounding = {pair: 1e-9 * np.abs(by_seed).max() for pair, (by_seed, _) in differences.items()}
     usable = [pair for pair, (by_seed, _) in differences.items() if len(by_seed) > 1]
     varied = [pair for pair in usable if differences[pair][0].std(ddof=1) > rounding[pair]]
@@ -248,19 +288,29 @@ def test_all(
     error = np.sqrt(np.maximum(own, shrunk) / counts + by_examples)
     means = np.array([tests[pair].mean for pair in usable])
     half_widths = stats.t.ppf(1 - ALPHA / 2, freedom) * error
-    p = holm(2 * stats.t.sf(np.abs(means) / error, freedom))
-    p_not_equivalent = holm(stats.t.cdf((np.abs(means) - MARGIN) / error, freedom))
+
+    def p_values(error: np.ndarray) -> np.ndarray:
+        """Return p of no difference and p of no equivalence, [2, pairs]."""
+        different = holm(2 * stats.t.sf(np.abs(means) / error, freedom))
+        return np.array([different, holm(stats.t.cdf((np.abs(means) - MARGIN) / error, freedom))])
+
+    p, p_not_equivalent = p_values(error)
+    others = np.array([p_values(error * (1 + x)) for x in (-RESAMPLED_ERROR, RESAMPLED_ERROR)])
+    lowest, highest = others.min(0), others.max(0)
     for i, pair in enumerate(usable):
         by_seed, errors = differences[pair]
         weights = seed_draws(len(by_seed), rng)
         resampled = weights @ by_seed + (weights.T * errors).sum(0)
-        low, high = np.quantile(resampled, [ALPHA / 2, 1 - ALPHA / 2])
-        tests[pair] = Test(
-            tests[pair].mean,
-            float(half_widths[i]),
-            (float(low), float(high)),
-            float(p[i]),
-            float(p_not_equivalent[i]),
+        low, high, *ends = np.quantile(resampled, [ALPHA / 2, 1 - ALPHA / 2, *ENDS[0], *ENDS[1]]).tolist()
+        tests[pair] = replace(
+            tests[pair],
+            half_width=float(half_widths[i]),
+            boot=(low, high),
+            p=float(p[i]),
+            p_not_equivalent=float(p_not_equivalent[i]),
+            boot_ranges=((ends[0], ends[1]), (ends[2], ends[3])),
+            p_range=(float(lowest[0, i]), float(highest[0, i])),
+            p_not_equivalent_range=(float(lowest[1, i]), float(highest[1, i])),
         )
     return tests
 
@@ -279,6 +329,8 @@ class Table:
         self.experiment = {row: values["same experiment as"] for row, values in data["rows"].items()}
         self.has_plateau: dict[str, bool] = {}
         self.folders: dict[str, str] = {}  # experiment -> folder of its seeds
+        # group -> budget -> how many claims have each verdict by the runs; ``check_claims`` fills it
+        self.claim_counts: dict[str, dict[str, dict[str, Any]]] = {}
         for values in data["rows"].values():
             folders = {int(seed): each["folder"] for seed, each in values["seeds"].items()}
             self._add(
@@ -476,6 +528,7 @@ class Check:
         """Begin with nothing found."""
         self.faults: list[str] = []
         self.borderline: list[str] = []
+        self.verdicts: list[str] = []  # a line per verdict on a claim, as it was recomputed
         self.count = 0
 
     def equal(self, what: str, published: Any, due: Any) -> None:
@@ -508,6 +561,13 @@ class Check:
             return
         line = f"{what}: {published} in the report, {due} from the runs"
         (self.borderline if test is not None and test.is_borderline else self.faults).append(line)
+
+    def p_values(self, what: str, published: Mapping[str, Any], test: Test) -> None:
+        """Compare the two p of a test, if the report has them."""
+        if "p" in published:
+            self.within(f"{what}: p", published["p"], *test.p_range)
+            name = "p that not equivalent"
+            self.within(f"{what}: {name}", published[name], *test.p_not_equivalent_range)
 
     def interval(self, what: str, published: Sequence[float] | None, test: Test) -> None:
         """Compare a difference's 95 % interval."""
@@ -585,9 +645,11 @@ def check_rows(check: Check, table: Table) -> None:
     for row, values in table.data["rows"].items():
         experiment = table.experiment[row]
         for seed, published in values["seeds"].items():
-            scores = table.runs[experiment][int(seed)].scores
+            run = table.runs[experiment][int(seed)]
             for name, value in published["scores"].items():
-                check.close(f"{row} seed {seed}: {name}", value, scores.get(name))
+                check.close(f"{row} seed {seed}: {name}", value, run.scores.get(name))
+            for name, absent in COUNTERS.items():
+                check.equal(f"{row} seed {seed}: {name}", published[name], run.file.get(name, absent))
         for group, combined in values["combined"].items():
             due = table.combined(experiment, group)
             check.equal(f"{row}: seeds with a combined score", sorted(map(int, combined)), sorted(due))
@@ -615,6 +677,26 @@ def check_rows(check: Check, table: Table) -> None:
             if scaled is not None:
                 scaled = sorted(end * noise for end in scaled)
             check.interval(what, scaled, test)
+            check.p_values(what, said, test)
+            check.equal(f"{what}: seeds", said["seeds"], len(test.by_seed))
+
+
+def check_columns(check: Check, table: Table) -> None:
+    """Check a column's deviation over seeds, pooled over rows, and how far its rows' means are apart."""
+    experiments = dict.fromkeys([*table.experiment.values(), table.baseline])
+    for name, column in table.columns.items():
+        rows = [
+            np.array([run.scores[name] for run in table.runs[experiment].values() if name in run.scores])
+            for experiment in experiments
+        ]
+        rows = [row for row in rows if len(row) > 1]
+        freedom = sum(len(row) - 1 for row in rows)
+        variance = sum(row.var(ddof=1) * (len(row) - 1) for row in rows) / freedom if freedom else 0.0
+        check.close(f"{table.name}: deviation of {name}", column["deviation"], math.sqrt(variance))
+        signal = None
+        if len(rows) > 1 and variance:
+            signal = float(np.ptp([row.mean() for row in rows])) / column["unit"]
+        check.close(f"{table.name}: signal-to-noise of {name}", column["signal-to-noise"], signal)
 
 
 def check_chance(check: Check, table: Table) -> None:
@@ -748,14 +830,18 @@ def check_claims(check: Check, table: Table) -> None:
             check.close(f"{claim['better']} > {claim['worse']}: z", claim["z"], due_z)
     for group in data["claim counts"]:
         for budget in data["claim counts"][group]:
-            words = check_verdicts(check, table, group, budget)
-            check_counts(
-                check, f"{table.name}: counts, {group}, {budget}", data["claim counts"][group][budget], words
-            )
+            due = count_words(check_verdicts(check, table, group, budget))
+            table.claim_counts.setdefault(group, {})[budget] = due
+            published = data["claim counts"][group][budget]
+            for name, value in due.items():
+                check.close(f"{table.name}: counts, {group}, {budget}, {name}", published[name], value)
 
 
 def check_verdicts(check: Check, table: Table, group: str, budget: str) -> list[str]:
-    """Check the verdict on each claim of a table, and return the published words."""
+    """Check the verdict on each claim of a table, and return the words that follow from the runs.
+
+    Of a verdict that is borderline it is the published word, so that the counts follow it.
+    """
     pairs: dict[tuple[str, str], Difference | str] = {}
     for claim in table.data["claims"]:
         a, b = (table.experiment[claim[side]] for side in ("better", "worse"))
@@ -776,15 +862,65 @@ def check_verdicts(check: Check, table: Table, group: str, budget: str) -> list[
         if claim.get("tasks", group) != group:
             check.word(what, said["verdict"], "other tasks", None)
             continue
-        words.append(said["verdict"])
-        if pair not in tests:
-            check.word(what, said["verdict"], str(pairs[pair]), None)
+        test = tests.get(pair)
+        due = str(pairs[pair]) if test is None else claim_word(test, claim.get("relation", "better"))
+        is_due = said["verdict"] == due or (test is not None and test.is_borderline)
+        words.append(said["verdict"] if is_due else due)
+        check.word(what, said["verdict"], due, test)
+        beside = "as in the report" if said["verdict"] == due else f"{said['verdict']} in the report"
+        check.verdicts.append(f"{what}: {due}{describe(test)}; {beside}")
+        if test is None:
             continue
-        test = tests[pair]
-        check.word(what, said["verdict"], claim_word(test, claim.get("relation", "better")), test)
         check.close(what, said["difference"], test.mean)
         check.interval(what, said.get("interval"), test)
+        check.p_values(what, said, test)
+        if "multi-bootstrap" in said:
+            for end, due_range in zip(said["multi-bootstrap"], test.boot_ranges, strict=True):
+                check.within(f"{what}: multi-bootstrap", end, *due_range)
+            check_seeds_alone(check, what, said, test)
     return words
+
+
+def describe(test: Test | None) -> str:
+    """Return a test's difference, interval and p as text; "" for none."""
+    if test is None:
+        return ""
+    if not math.isfinite(test.half_width):
+        return f", {test.mean:+.2f}, untested"
+    low, high = test.mean - test.half_width, test.mean + test.half_width
+    p = f"p = {test.p:.2g}, p of no equivalence = {test.p_not_equivalent:.2g}"
+    return f", {test.mean:+.2f} ({low:.2f} to {high:.2f}), {p}"
+
+
+def check_seeds_alone(check: Check, what: str, said: Mapping[str, Any], test: Test) -> None:
+    """Check the difference of each seed, and the intervals that leave the examples out."""
+    check.equal(f"{what}: number of seeds", len(said["seeds"]), len(test.by_seed))
+    for published, due in zip(said["seeds"], test.by_seed, strict=False):
+        check.close(f"{what}: difference of a seed", published, due)
+    # of the published differences, since the bootstrap counts ties, which rounding may break
+    for name, ends in seeds_alone(tuple(said["seeds"])).items():
+        published_ends = said["by seeds alone"][name]
+        if published_ends is None or ends is None:
+            check.equal(f"{what}: by seeds alone, {name}", published_ends, ends)
+            continue
+        for published, due in zip(published_ends, ends, strict=True):
+            check.close(f"{what}: by seeds alone, {name}", published, due)
+
+
+@functools.cache
+def seeds_alone(by_seed: tuple[float, ...]) -> dict[str, tuple[float, float] | None]:
+    """Return 95 % intervals of the mean over seeds: t, and BCa of three seeds or more."""
+    values = np.array(by_seed)
+    if len(values) < 2 or np.ptp(values) <= 1e-9 * np.abs(values).max():
+        return {"t": None, "bca": None}
+    t = stats.t.interval(1 - ALPHA, len(values) - 1, values.mean(), stats.sem(values))
+    bca = (math.nan, math.nan)
+    if len(values) > 2:
+        with warnings.catch_warnings():  # of data without an interval, which the report leaves out
+            warnings.simplefilter("ignore")
+            rng = np.random.default_rng(0)
+            bca = stats.bootstrap((values,), np.mean, n_resamples=RESAMPLES, rng=rng).confidence_interval
+    return {"t": tuple(map(float, t)), "bca": tuple(map(float, bca)) if np.isfinite(bca).all() else None}
 
 
 def claim_word(test: Test, relation: str) -> str:
@@ -804,11 +940,11 @@ def row_word(test: Test) -> str:
     return {1: "better", -1: "worse"}.get(test.sign, word)
 
 
-def check_counts(check: Check, what: str, published: Mapping[str, Any], words: Sequence[str]) -> None:
-    """Check how many claims have each verdict."""
+def count_words(words: Sequence[str]) -> dict[str, Any]:
+    """Return how many claims have each verdict."""
     uncompared = sum(word in UNCOMPARED for word in words)
     confirmed, contradicted = words.count("confirmed"), words.count("contradicted")
-    due = {
+    return {
         "claims": len(words),
         "confirmed": confirmed,
         "contradicted": contradicted,
@@ -816,22 +952,21 @@ def check_counts(check: Check, what: str, published: Mapping[str, Any], words: S
         "not compared": uncompared,
         "share confirmed": confirmed / len(words) if words else None,
     }
-    for name, value in due.items():
-        check.close(f"{what}, {name}", published[name], value)
 
 
-def check_all_claims(check: Check, report: Mapping[str, Any]) -> None:
-    """Check the mean share of confirmed claims over tables."""
+def check_all_claims(check: Check, report: Mapping[str, Any], tables: Sequence[Table]) -> None:
+    """Check the mean share of confirmed claims over tables, by the verdicts that follow from the runs."""
     for group, by_budget in report["claims of all tables"].items():
         for budget, published in by_budget.items():
             counts = [
-                table["claim counts"][group][budget]
-                for table in report["tables"].values()
-                if group in table["claim counts"]
+                table.claim_counts[group][budget]
+                for table in tables
+                if budget in table.claim_counts.get(group, {})
             ]
             counts = [each for each in counts if each["claims"]]
-            shares = [each["confirmed"] / each["claims"] for each in counts]
+            shares = [each["share confirmed"] for each in counts]
             what = f"all tables, {group}, {budget}"
+            check.equal(f"{what}, tables", published["tables"], len(counts))
             check.close(
                 f"{what}, mean share confirmed", published["mean share confirmed"], float(np.mean(shares))
             )
@@ -849,6 +984,7 @@ def check_start(check: Check, table: Table) -> None:
             check.word(what, said["verdict"], row_word(test), test)
             check.close(what, said["difference"], test.mean)
             check.interval(what, said["interval"], test)
+            check.p_values(what, said, test)
 
 
 def check_prediction(check: Check, report: Mapping[str, Any], other: Mapping[str, Any]) -> None:
@@ -881,10 +1017,21 @@ def check_report(report: Mapping[str, Any], archive: Archive) -> Check:
     tables = [Table(name, data, archive, rng) for name, data in report["tables"].items()]
     check_units(check, tables)
     for table in tables:
-        for each in (check_weights, check_rows, check_chance, check_order, check_claims, check_start):
-            each(check, table)
-    check_all_claims(check, report)
+        for checks in (check_weights, check_rows, check_columns, check_chance):
+            checks(check, table)
+        for checks in (check_order, check_claims, check_start):
+            checks(check, table)
+    check_all_claims(check, report, tables)
     return check
+
+
+def check_checksum(check: Check, report: Mapping[str, Any], path: Path) -> None:
+    """Check that a report is as it was written: its ``sha256`` is that of all else, as sorted JSON."""
+    contents = {name: value for name, value in report.items() if name != "sha256"}
+    due = hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+    check.count += 1
+    if report.get("sha256") != due:
+        check.faults.append(f"{path} was edited or damaged: its sha256 is not that of its contents")
 
 
 def main() -> int:
@@ -893,6 +1040,7 @@ def main() -> int:
     parser.add_argument("report", type=Path, help="results.json of a report")
     parser.add_argument("runs", type=Path, nargs="+", help="archives or folders with its runs")
     parser.add_argument("--other", type=Path, help="results.json of the report that this one predicts")
+    parser.add_argument("--verdicts", action="store_true", help="print each claim as it was recomputed")
     arguments = parser.parse_args()
     for path in (arguments.report, *arguments.runs, *filter(None, [arguments.other])):
         if not path.exists():
@@ -901,12 +1049,18 @@ def main() -> int:
     check = check_report(report, read_archives(arguments.runs))
     if arguments.other:
         check_prediction(check, report, json.loads(arguments.other.read_text()))
+    check_checksum(check, report, arguments.report)
+    for line in check.verdicts if arguments.verdicts else ():
+        print(line)
     for line in check.borderline:
         print(f"borderline: {line}")
     for line in check.faults:
         print(line)
     found = f"{len(check.faults)} differ, {len(check.borderline)} are borderline"
     print(f"{check.count:,} figures compared: {found}")
+    print(f"recomputed: {RECOMPUTED}")
+    print(f"compared with the runs' own records: {RECORDED}")
+    print(f"not checked: {UNCHECKED}")
     if check.borderline:
         print("borderline: so near its limit that another draw of the bootstrap may decide otherwise")
     return 1 if check.faults else 0

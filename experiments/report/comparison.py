@@ -106,6 +106,19 @@ class BaselineDifference:
     test: PairedTest  # [noise standard deviations], positive if the row is better
 
 
+@dataclass(frozen=True)
+class MetricNoise:
+    """Holds how much a metric varies with new seeds and with new examples, as standard deviations."""
+
+    seeds: float  # 0 if no row has two seeds with different values
+    examples: float  # 0 if no run kept the values of its examples
+
+    @property
+    def std(self) -> float:
+        """Return the standard deviation of both together; UNKNOWN_NOISE if neither is known."""
+        return hypot(self.seeds, self.examples) or UNKNOWN_NOISE
+
+
 Verdicts = Mapping[Group, Mapping[Budget, Sequence[tuple[Claim, Verdict]]]]
 
 
@@ -272,14 +285,18 @@ class Comparison:
         return pooled_std([*seeds.values()] for seeds in self.values_by_seed(metric).values())
 
     @cached_property
-    def noise_std(self) -> dict[str, float]:
-        """Return metric -> standard deviation of its value over new seeds and new examples.
+    def noise(self) -> dict[str, MetricNoise]:
+        """Return metric -> the noise of its value over new seeds and new examples.
 
         It is estimated from this table's rows, unless ``share_noise`` has replaced it by the estimate over
-        several tables. It is UNKNOWN_NOISE if both of its parts are unknown: no row has two seeds with
-        different values, and no run kept the values of its examples.
+        several tables.
         """
         return typical_noise([self])
+
+    @property
+    def noise_std(self) -> dict[str, float]:
+        """Return metric -> its unit: the standard deviation of ``noise``."""
+        return {name: noise.std for name, noise in self.noise.items()}
 
     @cached_property
     def signal_to_noise(self) -> dict[str, float | None]:
@@ -687,11 +704,8 @@ class Comparison:
         return [*found]
 
 
-def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    """Return metric -> standard deviation of its value over new seeds and new examples.
-
-    It is UNKNOWN_NOISE if both of its parts are unknown: no row has two seeds with different values, and no
-    run kept the values of its examples.
+def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, MetricNoise]:
+    """Return metric -> the noise of its value over new seeds and new examples.
 
     The variance over seeds is that within the median row of all tables; an experiment that is a row of
     several tables counts once. Rows that have not left the unigram plateau are excluded, unless no row has
@@ -722,8 +736,7 @@ def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, float]:
     noise = {}
     for metric_name, rows in values.items():
         known = [x for variances in example_variances[metric_name].values() for x in variances]
-        std = hypot(typical_std(rows.values()), sqrt(mean(known or [0.0])))
-        noise[metric_name] = std or UNKNOWN_NOISE
+        noise[metric_name] = MetricNoise(typical_std(rows.values()), sqrt(mean(known or [0.0])))
     return noise
 
 
@@ -731,7 +744,7 @@ def share_noise(comparisons: Sequence[Comparison]) -> None:
     """Give all tables one unit per metric, that of their median row, before anything depends on it."""
     noise = typical_noise(comparisons)
     for comparison in comparisons:
-        comparison.noise_std = noise
+        comparison.noise = noise
 
 
 def to_verdict(test: PairedTest, relation: Relation = "better") -> Verdict:

@@ -49,6 +49,9 @@ class Noise:
     example_variance: float
     pairs: tuple[RowPair, ...]  # of rows that are tested together
     measured_rows: int  # number of rows with runs, on which the variance between seeds was measured
+    measured_beside: tuple[
+        str, ...
+    ]  # names of those that are not in the table: its baseline, the start alone
     measured_dof: int  # degrees of freedom of that measurement
 
     def simulated(self, count: int) -> SimulatedTests:
@@ -125,11 +128,14 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
             "'not yet learning'"
         )
     dof = [len(each.by_seed) - 1 for each in known.values()]
+    measured = dict.fromkeys(row for pair in known for row in pair)
+    of_table = {*map(comparison.canonical_name, comparison.table.rows)}
     return Noise(
         float(np.average([each.variance for each in known.values()], weights=dof)),
         float(np.median([each.example_variance for each in known.values()])),
         tested,
-        len({row for pair in known for row in pair}),
+        len(measured),
+        tuple(row for row in measured if row not in of_table),
         degrees_of_freedom(known),
     )
 
@@ -150,15 +156,19 @@ def _tested_pairs(comparison: Comparison, group: Group) -> tuple[RowPair, ...]:
 
 
 def measurement_note(noises: Mapping[Group, Noise]) -> str:
-    """Return a sentence on how many rows and degrees of freedom the noise was measured with.
+    """Return a sentence on which rows and how many degrees of freedom the noise was measured with.
 
     It is about the group with the fewest, and also says how far the noise may be underestimated.
     """
     noise = min(noises.values(), key=lambda each: each.measured_dof)
     remedy = " Train more seeds before relying on these figures." if noise.std_upper_factor > 2 else ""
     dof = f"{noise.measured_dof} degree{'s' * (noise.measured_dof != 1)} of freedom"
+    beside = ""
+    if noise.measured_beside:
+        beside = f" ({noise.measured_rows - len(noise.measured_beside)} of the table, and "
+        beside += f"{' and '.join(noise.measured_beside)})"
     return (
-        f"The noise was measured on {noise.measured_rows} rows, with {dof}. It may be up to "
+        f"The noise was measured on {noise.measured_rows} rows{beside}, with {dof}. It may be up to "
         f"{noise.std_upper_factor:.1f} times as large (95 %), and so may the differences.{remedy}"
     )
 

@@ -262,7 +262,8 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     """Return the sheets, notes and figures of one table."""
     verdicts = comparison.verdicts()
     notes = (
-        text.claims_notes(comparison, verdicts)
+        [*filter(None, [text.noise_note(comparison)])]
+        + text.claims_notes(comparison, verdicts)
         + contradicted_conclusions(comparison.table)
         + text.start_notes(comparison)
         + text.text_notes(comparison)
@@ -429,6 +430,8 @@ def print_report(
             CONSOLE.print(f"on the page alone: {', '.join(left_out)}", highlight=False)
         if legend := brief_legend(sheet):
             CONSOLE.print(legend, highlight=False)
+        if note := text.noise_note(shown):
+            CONSOLE.print(note, highlight=False)
         for line in text.brief_conclusions(comparison, table_report.verdicts):
             CONSOLE.print(line, highlight=False)
         for note in contradicted_conclusions(comparison.table):

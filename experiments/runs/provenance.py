@@ -17,7 +17,7 @@ from experiments.study.plugins import ORIGIN_FILE, STUDY_OPTION, study_files
 from experiments.study.settings_diff import setting_changes
 from lm.config import base as config
 from lm.config.base import SettingError, did_you_mean
-from lm.files import json_with_checksum, parse_with_checksum, write
+from lm.files import json_with_checksum, parse_with_checksum, relative, write
 
 if TYPE_CHECKING:
     from experiments.runs.result import Result
@@ -143,25 +143,35 @@ def own_code() -> dict[str, str]:
 
 
 def other_modules_note(runs: "Iterable[Result | None]") -> str:
-    """Return how many of these finished runs were trained with other modules of the user's own than now.
+    """Return which of these finished runs were trained with other modules of the user's own than now.
 
-    "" if none was. Without such modules no run is read.
+    "" if none was. Without such modules no run is read. A module is recorded for each run that it was loaded
+    for, also where the row has nothing of it, so that not each of these runs would now come out otherwise.
     """
     now, others, count = own_code(), set[str](), 0
+    folders: dict[Path, None] = {}  # of these runs, and of the stages that they share with other runs
     for run in filter(None, runs if now else ()):
-        found = set[str]()
+        changed: dict[Path, set[str]] = {}  # folder of a stage -> modules that are others now
         for folder in run.stage_folders().values():
             with suppress(SettingError):  # of a damaged record, which others report
                 then = read(folder)["code"]
-                found |= {name for name in now if then.get(name, now[name]) != now[name]}
-        others |= found
-        count += bool(found)
+                changed[folder] = {name for name in now if then.get(name, now[name]) != now[name]}
+        stages = [folder for folder, names in changed.items() if names]
+        if stages:
+            count += 1
+            others.update(*changed.values())
+            shared = [folder for folder in stages if not folder.is_relative_to(run.folder)]
+            folders |= dict.fromkeys([run.folder, *shared])
     if not count:
         return ""
     files = ", ".join(name.removeprefix(f"{STUDY_OPTION} ") for name in sorted(others))
     which = "1 finished run was" if count == 1 else f"{count} finished runs were"
-    mend = "delete its folder to train it" if count == 1 else "delete their folders to train them"
-    return f"{which} trained with another {files} than there is now: {mend} again"
+    it, its_row = ("it", "its row") if count == 1 else ("them", "their rows")
+    return (
+        f"{which} trained with another {files} than there is now. Keep {it} if the change has no effect on "
+        f"{its_row}; to train {it} again, delete {', '.join(map(relative, folders))}. A run that has not "
+        "finished goes on with --allow code"
+    )
 
 
 class Module(NamedTuple):

@@ -438,7 +438,31 @@ def test_the_command_that_the_guide_gives_says_how_many_figures_differ(check_scr
     files = [str(DOCS / f"results/mini-glu{suffix}") for suffix in (".json", ".tar.xz")]
     monkeypatch.setattr("sys.argv", ["check.py", *files])
     assert check_script.main() == 0
-    assert " figures compared: 0 differ" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert " figures compared: 0 differ" in printed
+    for names in (check_script.RECOMPUTED, check_script.RECORDED, check_script.UNCHECKED):
+        assert names in printed, "it says what it compared and what it did not"
+
+
+def test_the_outside_script_lists_verdicts_on_demand_and_says_that_a_file_was_edited(
+    check_script, monkeypatch, capsys, tmp_path
+):
+    report = json.loads((DOCS / "results/mini-glu.json").read_text())
+    claim = report["tables"]["glu/1-perplexity"]["claims"][0]
+    claim["verdicts"]["held-out text"]["updates"]["verdict"] = "confirmed"
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(report))
+    archive = str(DOCS / "results/mini-glu.tar.xz")
+    monkeypatch.setattr("sys.argv", ["check.py", str(edited), archive, "--verdicts"])
+    assert check_script.main() == 1
+    lines = capsys.readouterr().out.splitlines()
+    of_claims = [line for line in lines if " in the report" in line and "; " in line]
+    assert len(of_claims) == 2 * 24, "two budgets"
+    what = f"{claim['better']} > {claim['worse']}, held-out text, updates: undecided"
+    (listed,) = [line for line in of_claims if line.startswith(what)]
+    assert ", p = " in listed and listed.endswith("; confirmed in the report")
+    assert sum("; as in the report" in line for line in of_claims) == 2 * 24 - 1
+    assert any("edited.json was edited or damaged" in line for line in lines)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"tables": 1, "sha256": "0"}'])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.figures.draw import draw_plots
-from experiments.report import text
+from experiments.report import report, text
 from experiments.report.comparison import Comparison, share_noise, typical_noise
 from experiments.report.export import report_data, table_data
 from experiments.report.figures import table_figures
@@ -20,7 +20,7 @@ from experiments.report.metrics import (
     has_same_targets,
     typical_std,
 )
-from experiments.report.power import measure_noise, seeds_sheet
+from experiments.report.power import measure_noise, measurement_note, seeds_sheet
 from experiments.report.prediction import combined_scores, read_combined_scores
 from experiments.runs.plateau import MAX_PASSES, has_plateau, plateau_note
 from experiments.runs.result import Result
@@ -186,6 +186,30 @@ def test_one_seed_claims_nothing(tmp_path):
     comparison = study(tmp_path, seeds=1)
     assert set(words(comparison, "updates").values()) == {"undecided"}
     assert "train more" in " ".join(text.claims_notes(comparison, comparison.verdicts()))
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_unit_without_noise_over_seeds_is_said_to_be_one_on_page_and_terminal(
+    seeds, tmp_path, monkeypatch, capsys
+):
+    comparison = study(tmp_path, seeds=seeds)
+    for metric in comparison.judging_metrics:
+        assert (comparison.noise[metric.name].seeds == 0) == (seeds == 1)
+    shown = report.report_table(comparison, lambda line: None)
+    empty = {"table": []}
+    written = report.Report(tmp_path / "report.md", empty, empty, {TABLE.name: shown}, [])
+    monkeypatch.setattr(report, "write_report", lambda *args, **given: written)
+    report.print_report([TABLE], "nano", [str(tmp_path)])
+    terminal = " ".join(capsys.readouterr().out.split())
+    for said in (" ".join(shown.notes), terminal):
+        assert ("a standard deviation of a run is here that of its examples alone" in said) == (seeds == 1)
+
+
+def test_the_unit_counts_as_one_over_seeds_if_any_row_of_the_report_has_two(tmp_path):
+    alone, repeated = study(tmp_path / "alone", seeds=1), study(tmp_path / "repeated", seeds=2)
+    assert text.noise_note(alone)
+    share_noise([repeated, alone])
+    assert not text.noise_note(alone)
 
 
 def test_a_row_that_has_not_left_the_plateau_is_not_ordered(tmp_path):
@@ -379,6 +403,11 @@ def test_the_seeds_that_find_a_difference_are_the_fewest_that_do(tmp_path):
     assert noise.seeds_to_find(0.5) is None
     (sheet,) = seeds_sheet({"reading": noise}, 0.5).values()
     assert sheet["reading"][0].text == "more than 1,000"
+
+
+def test_rows_that_the_noise_was_measured_on_and_that_are_not_in_the_table_are_named(tmp_path):
+    note = measurement_note({"reading": measure_noise(study(tmp_path), "reading")})
+    assert f"measured on 4 rows (3 of the table, and {BASE}), with" in note
 
 
 def test_the_noise_of_a_pilot_is_within_the_limit_that_is_printed(tmp_path):
@@ -757,7 +786,7 @@ def test_the_unit_of_a_metric_is_that_of_all_tables_together(tmp_path):
             one.tasks["cloze"]["metrics"]["bits_above_chance"] += 2.0 * one.seed
     experiments = {name: change(each, "seed", 7) for name, each in noisy.experiments.items()}
     noisy.experiments = experiments  # another study
-    apart = [typical_noise([each])["cloze"] for each in (quiet, noisy)]
+    apart = [typical_noise([each])["cloze"].std for each in (quiet, noisy)]
     share_noise([quiet, noisy])
     assert quiet.noise_std == noisy.noise_std and apart[0] < quiet.noise_std["cloze"] < apart[1]
     before = quiet.noise_std["cloze"]

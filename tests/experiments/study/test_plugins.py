@@ -35,6 +35,7 @@ from lm.config.layers import MlpConfig
 from lm.config.training import OPTIMIZERS, LossConfig, SharedOptimizerSettings
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task_files import TEXT_METRICS
+from lm.files import relative
 from lm.nn.layers import ACTIVATIONS
 from lm.nn.mlp import MLP
 from lm.nn.transformer import Transformer
@@ -626,7 +627,10 @@ def test_a_finished_run_of_another_module_is_said_to_be_one(loads, tmp_path):
     def note(*runs):
         """The note on runs with these folders of stages, and on one that cannot be read."""
         found = [
-            SimpleNamespace(stage_folders=lambda folders=each: dict(enumerate(folders))) for each in runs
+            SimpleNamespace(
+                folder=tmp_path / f"run{i}", stage_folders=lambda folders=each: dict(enumerate(folders))
+            )
+            for i, each in enumerate(runs)
         ]
         return provenance.other_modules_note([*found, None])
 
@@ -634,5 +638,14 @@ def test_a_finished_run_of_another_module_is_said_to_be_one(loads, tmp_path):
     (tmp_path / "my.py").write_text("ROWS = 1  # as before\n")
     assert not note([stage]), "comments do nothing"
     (tmp_path / "my.py").write_text("ROWS = 2\n")
-    assert note([stage], []).startswith("1 finished run was trained with another my.py")
-    assert note([stage], [stage]).startswith("2 finished runs were")
+    one = note([stage], [])
+    assert one.startswith("1 finished run was trained with another my.py")
+    assert f"delete {relative(tmp_path / 'run0')}, {relative(stage)}." in one, "a shared stage too"
+    assert "run1" not in one and "--allow code" in one
+    two = note([stage], [stage])
+    assert two.startswith("2 finished runs were")
+    assert all(f"run{i}" in two for i in range(2)) and two.count(relative(stage)) == 1
+    own = tmp_path / "run0" / "finetuning"
+    own.mkdir(parents=True)
+    provenance.record(own, record | {"code": {f"{plugins.STUDY_OPTION} my.py": "0"}})
+    assert f"delete {relative(tmp_path / 'run0')}." in note([own])
