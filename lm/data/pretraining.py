@@ -48,7 +48,14 @@ from lm.objectives.denoising import (
     compute_lengths,
     corrupted_lengths,
 )
-from lm.objectives.formatting import INPUTS, Formatted, random_tokens, rotation, sentence_permutation
+from lm.objectives.formatting import (
+    INPUTS,
+    Formatted,
+    random_tokens,
+    rotation,
+    sentence_permutation,
+    sentence_starts,
+)
 from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 
@@ -265,7 +272,10 @@ def denoise(
             breaks = ~(is_token & is_content)  # EOS, and what follows the text
             word_starts = collocations.unit_starts(tokens, word_starts, breaks, random_numbers[:, 1])
         num_sentinels = tokenizer.num_sentinels - reserved_sentinels
-        texts = CorruptionInputs(lengths, random_numbers, num_sentinels, word_starts)
+        sentences = None
+        if objective.corruption.needs_sentence_starts:
+            sentences = sentence_starts(tokens, tokenizer)
+        texts = CorruptionInputs(lengths, random_numbers, num_sentinels, word_starts, sentences)
         noise = noise_mask(objective, texts, max_targets)
         inputs_format = INPUTS[objective.inputs]
         formatted = inputs_format.apply(objective, tokens, noise, random_numbers[:, -1], tokenizer)

@@ -264,7 +264,20 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ),
         (
             NOISE + "def odd(config, texts):\n    return texts.no\n\nNOISES['odd'] = Noise(odd)\n",
-            r"my\.py:4: NOISES\['odd'\] fails: AttributeError: .*'no'",
+            r"my\.py:4: NOISES\['odd'\] fails: AttributeError: texts has no 'no'; it has lengths, uniforms, ",
+        ),
+        (
+            NOISE + "def odd(config, texts):\n    return texts.word_starts\n\nNOISES['odd'] = Noise(odd)\n",
+            r"my\.py:4: NOISES\['odd'\] reads texts\.word_starts, .*Noise\(\.\.\., needs_word_starts=True\)",
+        ),
+        (
+            NOISE + "NOISES['odd'] = Noise(lambda _, texts: texts.sentence_starts, needs_word_starts=True)\n",
+            r"my\.py:3: NOISES\['odd'\] reads texts\.sentence_starts, .*, needs_sentence_starts=True\)",
+        ),
+        (
+            NOISE + "import numpy as np\nrng = np.random.default_rng(0)\n"
+            "NOISES['odd'] = Noise(lambda _, texts: rng.random(texts.uniforms[:, 0].shape) < 0.5)\n",
+            r"my\.py:5: NOISES\['odd'\] returns another mask when it is called again .*texts\.uniforms",
         ),
         (
             NOISE + "NOISES['odd'] = Noise(NOISES['iid'].mask, counts=lambda *_: 3)\n",
