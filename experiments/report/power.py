@@ -50,6 +50,7 @@ class Noise:
     pairs: tuple[RowPair, ...]  # of rows that are tested together
     measured_rows: int  # number of rows with runs, on which the variance between seeds was measured
     measured_dof: int  # degrees of freedom of that measurement
+    measured_outside: tuple[str, ...]  # those of these rows that are not the table's: baseline and control
 
     def simulated(self, count: int) -> SimulatedTests:
         """Return the simulated tests with ``count`` seeds per row."""
@@ -125,12 +126,15 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
             "'not yet learning'"
         )
     dof = [len(each.by_seed) - 1 for each in known.values()]
+    measured = dict.fromkeys(row for pair in known for row in pair)
+    own = {comparison.canonical_name(row) for row in comparison.table.rows}
     return Noise(
         float(np.average([each.variance for each in known.values()], weights=dof)),
         float(np.median([each.example_variance for each in known.values()])),
         tested,
-        len({row for pair in known for row in pair}),
+        len(measured),
         degrees_of_freedom(known),
+        tuple(row for row in measured if row not in own),
     )
 
 
@@ -157,8 +161,9 @@ def measurement_note(noises: Mapping[Group, Noise]) -> str:
     noise = min(noises.values(), key=lambda each: each.measured_dof)
     remedy = " Train more seeds before relying on these figures." if noise.std_upper_factor > 2 else ""
     dof = f"{noise.measured_dof} degree{'s' * (noise.measured_dof != 1)} of freedom"
+    outside = f", among them {' and '.join(noise.measured_outside)}" * bool(noise.measured_outside)
     return (
-        f"The noise was measured on {noise.measured_rows} rows, with {dof}. It may be up to "
+        f"The noise was measured on {noise.measured_rows} rows{outside}, with {dof}. It may be up to "
         f"{noise.std_upper_factor:.1f} times as large (95 %), and so may the differences.{remedy}"
     )
 

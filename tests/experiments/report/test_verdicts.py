@@ -21,7 +21,7 @@ from experiments.report.metrics import (
     task_half,
     typical_std,
 )
-from experiments.report.power import measure_noise, seeds_sheet
+from experiments.report.power import measure_noise, measurement_note, seeds_sheet
 from experiments.report.prediction import combined_scores, read_combined_scores
 from experiments.runs.plateau import MAX_PASSES, has_plateau, plateau_note
 from experiments.runs.result import Result
@@ -385,6 +385,8 @@ def test_the_noise_of_a_pilot_is_within_the_limit_that_is_printed(tmp_path):
     noise = measure_noise(study(tmp_path, seeds=2), "reading")
     dof = noise.measured_dof
     assert dof == noise.measured_rows - 1, "two seeds of each row, whose common effects do not count"
+    assert noise.measured_outside == (BASE,)
+    assert f"measured on 4 rows, among them {BASE}, with 3 deg" in measurement_note({"reading": noise})
     rng = np.random.default_rng(0)
     estimated = np.sqrt(rng.chisquare(dof, size=100_000) / dof)  # true noise: 1
     assert (estimated * noise.std_upper_factor < 1).mean() == pytest.approx(0.05, abs=0.003)
