@@ -18,7 +18,7 @@ from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from lm.batch import Batch
 from lm.data.batches import RowSource
-from lm.data.pretraining import DenoiserMixtureRows, mode_tokens
+from lm.data.pretraining import DenoiserMixtureRows, DenoisingRows, mode_tokens
 from lm.data.seq2seq import EncodedExamples, eval_batches
 from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
@@ -95,6 +95,10 @@ def _show_phase(experiment: Experiment, name: str, step: int, data: Inputs, coun
         predicted = "hidden" if denoiser.objective.is_mlm else "next"
         joins = denoiser.objective.needs_collocations
         _print_examples([_parts(batch, number, vocabulary, predicted, joins_neighbours=joins)])
+    rows, objective = batches.row_source, experiment.objective
+    if isinstance(rows, DenoisingRows) and "rate" not in objective.corruption.ignores:
+        hidden = f"{100 * rows.hidden_share(numbers):.1f} % of their text"
+        UNBROKEN.print(f"  these rows hide {hidden}; objective.rate asks for {100 * objective.rate:g} %\n")
 
 
 def row_denoisers(rows: RowSource, objective: Objective, numbers: np.ndarray) -> list[Denoiser]:

@@ -49,9 +49,7 @@ class Noise:
     example_variance: float
     pairs: tuple[RowPair, ...]  # of rows that are tested together
     measured_rows: int  # number of rows with runs, on which the variance between seeds was measured
-    measured_beside: tuple[
-        str, ...
-    ]  # names of those that are not in the table: its baseline, the start alone
+    measured_beside: tuple[str, ...]  # those of them that are not in the table: its baseline, the start alone
     measured_dof: int  # degrees of freedom of that measurement
 
     def simulated(self, count: int) -> SimulatedTests:

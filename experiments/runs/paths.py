@@ -15,7 +15,7 @@ from pathlib import Path
 from experiments.study.experiment import Experiment
 from experiments.study.names import STARTS_FOLDER
 from experiments.study.plugins import needed_study
-from lm.config.base import SettingError, did_you_mean, from_json, to_json
+from lm.config.base import DataError, SettingError, did_you_mean, from_json, to_json
 from lm.files import json_with_checksum, parse_with_checksum, write
 
 SETTINGS, PATHS, SCORES = "settings.json", "paths.json", "scores.json"  # in the folder of a run
@@ -192,6 +192,8 @@ def load_settings(run: Path) -> Experiment:
         return from_json(Experiment, json.dumps(parse_with_checksum(path.read_bytes(), path)))
     except (SettingError, OSError) as error:
         study = needed_study([run, *_stage_folders(run)])
+        if not study and not isinstance(error, (DataError, OSError)):  # no stage has recorded its modules yet
+            study = "; if it needs a module of your own, name that with --study"
         raise SettingError(f"{path} cannot be read: {error}{study}") from error
 
 

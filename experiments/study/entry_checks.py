@@ -81,11 +81,37 @@ def check_mixer(model: ModelConfig, length: int) -> None:
         ) from error
 
 
+class StartsNotGiven(SettingError):
+    """A noise reads starts of words or sentences without the flag with which it gets them."""
+
+
+class TrialTexts(CorruptionInputs):
+    """Texts that raise StartsNotGiven if a noise reads starts that it does not get without a flag."""
+
+    def _starts(self, field: str) -> np.ndarray:
+        starts: Any = self[self._fields.index(field)]  # the tuple's own, not the property of this name
+        if starts is None:
+            raise StartsNotGiven(f"reads texts.{field}, which it gets with Noise(..., needs_{field}=True)")
+        return starts
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"texts has no {name!r}; it has {', '.join(self._fields)}")
+
+    @property
+    def word_starts(self) -> np.ndarray:
+        return self._starts("word_starts")
+
+    @property
+    def sentence_starts(self) -> np.ndarray:
+        return self._starts("sentence_starts")
+
+
 def check_noise(name: str, noise: Noise) -> None:
     """Raise SettingError unless the mask of an entry of NOISES is bool [B,L], and its counts suit the mask.
 
-    Of counts, if it has them, that of noise tokens is exact, and those of spans may be too large. What it
-    ignores should be settings.
+    The mask is a function of settings and texts: it is the same if it is drawn again. Of counts, if it has
+    them, that of noise tokens is exact, and those of spans may be too large. What it ignores should be
+    settings.
     """
     settings = [field for field, value in vars(CorruptionConfig).items() if isinstance(value, property)]
     for ignored in noise.ignores:
@@ -96,24 +122,37 @@ def check_noise(name: str, noise: Noise) -> None:
     uniforms = rng.random((batch, noise.uniforms_per_token, width), np.float32)
     chosen: Any = name  # none of the names that the type has
     objective = replace(OBJECTIVES["baseline"], noise=chosen)
-    word_starts = rng.random((batch, width)) < 0.5
-    texts = CorruptionInputs(LENGTHS, uniforms, num_sentinels=width, word_starts=word_starts)
+    word_starts, sentence_starts = rng.random((batch, width)) < 0.5, rng.random((batch, width)) < 0.1
+
+    def drawn() -> np.ndarray:
+        words = word_starts.copy() if noise.needs_word_starts else None
+        sentences = sentence_starts.copy() if noise.needs_sentence_starts else None
+        texts = TrialTexts(LENGTHS.copy(), uniforms.copy(), width, words, sentences)
+        return objective.draw_noise(texts)
+
+    is_text = length_mask(LENGTHS, width)
     counts: Any = None
     try:
-        mask = objective.draw_noise(texts)
+        mask, again = drawn(), drawn()
         if noise.counts is not None:
             counts = noise.counts(objective, LENGTHS, uniforms[:, 0, 0])
+    except StartsNotGiven as error:
+        raise SettingError(f"NOISES[{name!r}] {error}") from error
     except SettingError:
         raise
     except Exception as error:
         raise SettingError(f"NOISES[{name!r}] fails: {type(error).__name__}: {error}") from error
+    if ((mask != again) & is_text).any():
+        raise SettingError(
+            f"NOISES[{name!r}] returns another mask when it is called again with the same texts; take its "
+            "random numbers from texts.uniforms alone, so that a batch is a function of seed and step"
+        )
     if noise.counts is None:
         return
     if not isinstance(counts, NoiseCounts):
         raise SettingError(
             f"the counts of NOISES[{name!r}] should be NoiseCounts({', '.join(NoiseCounts._fields)})"
         )
-    is_text = length_mask(LENGTHS, width)
     hidden, visible = mask & is_text, ~mask & is_text
     of_mask = NoiseCounts(hidden.sum(1), run_starts(hidden).sum(1), run_starts(visible).sum(1))
     for field, count, actual in zip(NoiseCounts._fields, map(np.asarray, counts), of_mask, strict=True):

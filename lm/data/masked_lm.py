@@ -26,7 +26,7 @@ from lm.data.batches import evenly_spread_uniforms, uniforms
 from lm.data.segments import UNPACKED_ROWS, SegmentedWindow, SegmentReader, WindowRows
 from lm.objectives.corruption import CorruptionInputs, length_mask
 from lm.objectives.denoising import Lengths
-from lm.objectives.formatting import INPUTS, prediction_order, split_points
+from lm.objectives.formatting import INPUTS, prediction_order, sentence_starts, split_points
 from lm.tokenizers.tokenizer import PAD
 
 CHANGED = 0.5  # probability that a pair is changed [Devlin et al. 2019, 3.1; Lan et al. 2020, 3.1]
@@ -104,20 +104,23 @@ class MaskedLMRows:
 
         A [SEP] between documents is not masked, unless the loss bounds the likelihood of the whole text.
         """
-        objective, tokenizer, starts = self.reader.objective, self.reader.tokenizer, None
-        text = rows.text
+        objective, tokenizer = self.reader.objective, self.reader.tokenizer
+        text, starts, sentences = rows.text, None, None
         is_separator = text == tokenizer.sep  # [SEP] between documents
+        # Each segment and each document begins with the start of a word and of a sentence.
+        begins_second = np.arange(self.lengths.raw) == rows.lengths[:, :1]  # the second segment
         if objective.corruption.needs_word_starts:
-            # Each segment and each document begins with a word start.
-            begins_second = np.arange(self.lengths.raw) == rows.lengths[:, :1]  # the second segment
             starts = tokenizer.word_starts[text] | begins_second | is_separator
             starts[:, 1:] |= is_separator[:, :-1]
+        if objective.corruption.needs_sentence_starts:
+            sentences = sentence_starts(text, tokenizer) | begins_second
+            sentences[:, 1:] |= is_separator[:, :-1]
         lengths = rows.lengths.sum(1)
         if objective.corruption.needs_collocations:
             assert starts is not None and self.reader.collocations is not None
             breaks = begins_second | is_separator | (np.arange(self.lengths.raw) == lengths[:, None])
             starts = self.reader.collocations.unit_starts(text, starts, breaks, random_numbers[:, 1])
-        mask = objective.draw_noise(CorruptionInputs(lengths, random_numbers, 0, starts))
+        mask = objective.draw_noise(CorruptionInputs(lengths, random_numbers, 0, starts, sentences))
         if not self.bounds_likelihood:
             mask &= ~is_separator
         return mask & length_mask(lengths, self.lengths.raw)

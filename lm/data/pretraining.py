@@ -48,7 +48,14 @@ from lm.objectives.denoising import (
     compute_lengths,
     corrupted_lengths,
 )
-from lm.objectives.formatting import INPUTS, Formatted, random_tokens, rotation, sentence_permutation
+from lm.objectives.formatting import (
+    INPUTS,
+    Formatted,
+    random_tokens,
+    rotation,
+    sentence_permutation,
+    sentence_starts,
+)
 from lm.tokenizers.tokenizer import PAD, T5_BOUNDARY_TOKENS, BoundaryTokens, Tokenizer
 
 
@@ -265,7 +272,10 @@ def denoise(
             breaks = ~(is_token & is_content)  # EOS, and what follows the text
             word_starts = collocations.unit_starts(tokens, word_starts, breaks, random_numbers[:, 1])
         num_sentinels = tokenizer.num_sentinels - reserved_sentinels
-        texts = CorruptionInputs(lengths, random_numbers, num_sentinels, word_starts)
+        sentences = None
+        if objective.corruption.needs_sentence_starts:
+            sentences = sentence_starts(tokens, tokenizer)
+        texts = CorruptionInputs(lengths, random_numbers, num_sentinels, word_starts, sentences)
         noise = noise_mask(objective, texts, max_targets)
         inputs_format = INPUTS[objective.inputs]
         formatted = inputs_format.apply(objective, tokens, noise, random_numbers[:, -1], tokenizer)
@@ -396,6 +406,28 @@ class DenoisingRows(PickledWithoutCache):
         It finds the windows of the rows, reads the segments of each row, corrupts each segment to inputs and
         targets, and packs these into rows.
         """
+        segments, inputs, targets = self._corrupted_segments(row_numbers)
+        inputs = _prepend_ids(inputs, self.input_prefix)
+        targets = _prepend_ids(targets, self.boundary.prefix)
+        batch = make_packed_batch(
+            inputs,
+            targets,
+            segments.batch_rows,
+            self.architecture,
+            self.lengths,
+            len(row_numbers),
+            loss=self.reader.objective.loss,
+            pad_to_multiple_of=self.pad_to_multiple_of,
+        )
+        return set_decoder_start(batch, self.boundary.decoder_start)
+
+    def hidden_share(self, row_numbers: np.ndarray) -> float:
+        """Return the share of the text of these rows that is hidden, without noise that did not fit."""
+        segments, _, targets = self._corrupted_segments(row_numbers)
+        return float(targets.content.sum() / max(segments.text.content.sum(), 1))
+
+    def _corrupted_segments(self, row_numbers: np.ndarray) -> tuple[SegmentBatch, PaddedTexts, PaddedTexts]:
+        """Return the segments of these rows, in the order of the rows, and their inputs and targets."""
         objective = self.reader.objective
         read = self._read_whole_rows if objective.concatenates else self._read_packed_rows
         windows = self.reader.find_rows(row_numbers, self.count_rows, self.row_index_key)
@@ -414,19 +446,7 @@ class DenoisingRows(PickledWithoutCache):
             reserved_sentinels=self.reserved_sentinels,
             collocations=self.reader.collocations,
         )
-        inputs = _prepend_ids(inputs, self.input_prefix)
-        targets = _prepend_ids(targets, self.boundary.prefix)
-        batch = make_packed_batch(
-            inputs,
-            targets,
-            segments.batch_rows,
-            self.architecture,
-            self.lengths,
-            len(row_numbers),
-            loss=objective.loss,
-            pad_to_multiple_of=self.pad_to_multiple_of,
-        )
-        return set_decoder_start(batch, self.boundary.decoder_start)
+        return segments, inputs, targets
 
     def example(self, number: int) -> tuple[PaddedTexts, PaddedTexts]:
         """Return inputs and targets of example ``number``, for a corpus that is one task of a mixture.

@@ -87,7 +87,10 @@ class AttentionInputs(NamedTuple):
     # (DeBERTa), or their sinusoids (XLNet)
     relative_embeddings: Array | None = None
     token_types: Array | None = None  # int32 [B,T], if attention logits depend on them (XLNet)
-    positions: Array | None = None  # int32 [B|1,T]
+    positions: Array | None = None  # int32 [B|1,T], of the queries
+    # int32 [B|1,S], of the keys of self-attention: the row's, which restart in each packed text, or the
+    # cache's, whose index s holds position s. None in merged attention, which also has keys of the encoder
+    key_positions: Array | None = None
     segments: Array | None = None  # int32 [B,T], 0 for padding; None: each row is one text
     # whether rows alternate XLNet's content stream and query stream; both use the content stream's keys and
     # values
@@ -194,6 +197,7 @@ def make_attention_inputs(
     bidirectional = not is_decoder or config.has_non_causal_decoder
     inputs = AttentionInputs(
         positions=positions,
+        key_positions=positions if cache_length is None else jnp.arange(cache_length)[None, :],
         segments=segments,
         buckets=_relative_buckets(config, partial(relative_positions, length, key_length), bidirectional),
         global_tokens=global_tokens if config.sparsity.projections == "separate" else None,
@@ -250,7 +254,7 @@ def make_decode_inputs(
 
     windows = config.windows("decoder")
     buckets = _relative_buckets(config, lambda: relative_position, config.has_non_causal_decoder)
-    inputs = AttentionInputs(positions=position, buckets=buckets)
+    inputs = AttentionInputs(positions=position, key_positions=key_position, buckets=buckets)
     inputs = _with_layer_masks(inputs, config, windows, window_mask)
     return _with_biases(
         inputs,
@@ -309,8 +313,10 @@ def continue_positions(
         offset = encoder_positions.max(-1, keepdims=True) + 1
     else:
         offset = segment_lengths(*_segments_of_both(segments, encoder_segments), encoder_positions)
-    positions = inputs.positions + offset
-    return inputs._replace(positions=positions, encoder_positions=encoder_positions), offset
+    shifted = inputs._replace(
+        positions=inputs.positions + offset, key_positions=inputs.key_positions + offset
+    )
+    return shifted._replace(encoder_positions=encoder_positions), offset
 
 
 def merge_masks(
@@ -338,7 +344,7 @@ def merge_masks(
         return jnp.concatenate(both, axis=-1)
 
     layer_inputs = tuple(each._replace(mask=merged(each.mask)) for each in inputs.layer_inputs)
-    return inputs._replace(mask=merged(inputs.mask), layer_inputs=layer_inputs)
+    return inputs._replace(mask=merged(inputs.mask), layer_inputs=layer_inputs, key_positions=None)
 
 
 def last_encoder_states(

@@ -93,12 +93,9 @@ class Synthesizer(Attention):
     ) -> Float32[Array, "#B N T S"]:
         """Return the logits float32 [B|1,N,T,S] of x [B,T,D], position biases included."""
         query = None if self.query is None else self.queries(x, None)
-        positions = inputs.positions
-        if positions is None:
-            positions = jnp.arange(x.shape[1])[None]
-        # index s of a cache holds position s of its row
-        is_cached = inputs.cache_index is not None
-        key_positions = jnp.arange(kv.value.shape[1])[None] if is_cached else positions
+        positions, key_positions = inputs.positions, inputs.key_positions
+        if positions is None or key_positions is None:
+            positions = key_positions = jnp.arange(x.shape[1])[None]
         logits = _at_key_positions(self._by_position(query, positions), key_positions)
         no_features = jnp.zeros((*x.shape[:2], self.num_heads, 0), x.dtype)
         bias = self.score_bias(no_features if query is None else query, kv.key, inputs)

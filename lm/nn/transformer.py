@@ -409,7 +409,10 @@ class Transformer(Module):
             positions = jnp.where(is_token, inputs.positions, 0)
             inputs = inputs._replace(positions=positions, segments=is_token * 1)
         if cache.position_offset is not None:
-            inputs = inputs._replace(positions=inputs.positions + cache.position_offset)
+            positions, key_positions = (
+                x + cache.position_offset for x in (inputs.positions, inputs.key_positions)
+            )
+            inputs = inputs._replace(positions=positions, key_positions=key_positions)
         if self.config.has_merged_attention:
             inputs = merge_masks(inputs, count, cache.max_length, cache.encoded_length)
         x, carry, *_ = self.decoder(

@@ -63,6 +63,9 @@ class CorruptionInputs(NamedTuple):
     # bool [B,L]: the first token of each word or, with ``needs_collocations``, of each collocation and of
     # each word outside of one; only for noise with ``needs_word_starts``
     word_starts: np.ndarray | None = None
+    # bool [B,L]: the first token of each sentence but the first of a text; only for noise with
+    # ``needs_sentence_starts``
+    sentence_starts: np.ndarray | None = None
 
 
 class Infilling(NamedTuple):
@@ -101,6 +104,7 @@ class Noise(NamedTuple):
     counts: Callable[[CorruptionConfig, np.ndarray, np.ndarray], NoiseCounts] | None = None
     uniforms_per_token: int = 1  # R
     needs_word_starts: bool = False
+    needs_sentence_starts: bool = False
     # words of a collocation are treated as one; ``uniforms[:, 1]`` decides between collocations that overlap
     needs_collocations: bool = False
     # each text should come from one document, since this noise splits a text into parts or hides it all. A

@@ -17,7 +17,7 @@ from lm.data.corpus.sampler import CorpusSampler
 from lm.data.corpus.token_cache import EncodedDocuments
 from lm.data.packing import PaddedTexts
 from lm.data.pretraining import denoise, pretraining_rows
-from lm.objectives.corruption import geometric_lengths
+from lm.objectives.corruption import NOISES, Noise, geometric_lengths
 from lm.objectives.denoising import OBJECTIVES, compute_lengths
 from lm.objectives.formatting import sentence_permutation, sentence_starts
 from lm.tokenizers.sentencepiece import ByteTokenizer
@@ -127,6 +127,21 @@ def test_noise_has_its_rate_and_that_on_words_hides_them_whole(name, room):
         assert (counts <= round(0.15 * 254) + room).all()
         runs = noise.sum() / (np.diff(noise, axis=1, prepend=False) & noise).sum()
         assert 3 * 3.8 * 0.8 < runs < 3 * 3.8 * 1.3  # words of 3 tokens; spans merge, and the last one is cut
+
+
+def test_noise_on_sentences_hides_every_other_one_whole(monkeypatch):
+    """A sentence of a row begins behind the end of another one, where a word does, and behind [SEP]."""
+    noise = Noise(
+        lambda _, texts: np.cumsum(texts.sentence_starts, axis=1) % 2 == 1, needs_sentence_starts=True
+    )
+    monkeypatch.setitem(NOISES, "iid", noise)
+    batch = batches("masked-lm", inputs_length=256, batch_size=20)(0, slice(None))
+    hidden, text = batch.encoder.loss_weights[:, 1:-1] > 0, batch.encoder.targets[:, 1:-1]
+    starts = VOCABULARY.sentence_ends[text[:, :-1]] & VOCABULARY.word_starts[text[:, 1:]]
+    starts = np.pad(starts | (text[:, :-1] == EOS), ((0, 0), (1, 0)))
+    is_odd = np.cumsum(starts, axis=1) % 2 == 1
+    np.testing.assert_array_equal(hidden, is_odd & (text != EOS) & (text > 0))
+    assert 0.3 < hidden.mean() < 0.7
 
 
 def test_of_a_masked_lms_noise_80_percent_is_masked_10_any_token_10_unchanged_and_electra_masks_all():

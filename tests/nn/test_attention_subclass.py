@@ -96,7 +96,17 @@ class KeyDistance(Attention):
         return term if bias is None else term + materialize_bias(bias, query.shape[1], key.shape[1])
 
 
+class Distance(Attention):
+    """With a term -0.3 |t - s| in its scores."""
+
+    def score_bias(self, query, key, inputs):
+        term = -0.3 * jnp.abs(inputs.positions[:, :, None] - inputs.key_positions[:, None])[:, None]
+        bias = materialize_bias(super().score_bias(query, key, inputs), query.shape[1], key.shape[1])
+        return term if bias is None else bias + term
+
+
 ADDED = {
+    "distance": Distance,
     "own": Own,
     "wider": Wider,
     "salient-keys": SalientKeys,
@@ -196,9 +206,11 @@ def test_a_term_of_scores_is_trained_as_that_of_queries_by_each_implementation(m
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("positions", ["relative", "rotary"])
-def test_a_term_of_scores_is_the_same_in_decoding_with_a_cache(positions):
-    config = with_mixer(changes(TINY, {"positions.kind": positions}), "salient-keys")
+@pytest.mark.parametrize(
+    ("kind", "positions"), [("salient-keys", "relative"), ("salient-keys", "rotary"), ("distance", "none")]
+)
+def test_a_term_of_scores_is_the_same_in_decoding_with_a_cache(kind, positions):
+    config = with_mixer(changes(TINY, {"positions.kind": positions}), kind)
     model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
     prompt = tokens_of(config, length=3)
     written = decode(model, prompt, Decoding(4))
@@ -207,6 +219,18 @@ def test_a_term_of_scores_is_the_same_in_decoding_with_a_cache(positions):
     logits = model(Batch(decoder=Side(tokens=both)))
     for row, count in enumerate(written.lengths):
         np.testing.assert_allclose(logits[row, 2 : 2 + count], cached[row, :count], atol=1e-5)
+
+
+def test_distances_are_the_same_over_a_cache_whose_positions_continue_after_the_encoders():
+    new = {"architecture": "encoder-decoder", "positions.kind": "rotary"}
+    config = with_mixer(changes(TINY, new | {"cross_attention.positions": "continued"}), "distance")
+    model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
+    batch = tokens_of(config)
+    tokens, whole = batch.decoder.tokens, model(batch)
+    logits, cache = model.prefill(replace(batch, decoder=Side(tokens=tokens[:, :3])), 9)
+    np.testing.assert_allclose(logits, whole[:, 2], atol=1e-5)
+    states, _ = model.extend(tokens[:, 3:], cache)
+    np.testing.assert_allclose(model.logits(states), whole[:, 3:], atol=1e-5)
 
 
 def test_a_term_that_all_rows_and_heads_share_is_the_same_by_each_implementation(monkeypatch):

@@ -20,13 +20,14 @@ from lm.data.pretraining import denoise, noise_mask
 from lm.objectives.corruption import (
     NOISES,
     CorruptionInputs,
+    Noise,
     NoiseName,
     length_mask,
     prefix_lengths,
     run_starts,
 )
 from lm.objectives.denoising import OBJECTIVES, Objective, compute_lengths, corrupted_lengths
-from lm.objectives.formatting import INPUTS, InputsName, random_tokens
+from lm.objectives.formatting import INPUTS, InputsName, random_tokens, sentence_starts
 from lm.tokenizers.tokenizer import EOS, UNK
 
 
@@ -463,6 +464,24 @@ def test_the_batches_of_every_objective_and_noise_are_recorded():
     missing = {*OBJECTIVES} - {name.split()[0] for name in recorded["cases"]}
     missing |= {*NOISES} - recorded["combinations"].keys()
     assert not missing, f"{missing} are not recorded: run tests/golden/make_batches.py, and commit its file"
+
+
+def test_a_noise_that_needs_starts_of_sentences_hides_whole_sentences(monkeypatch):
+    noise = Noise(
+        lambda _, texts: np.cumsum(texts.sentence_starts, axis=1) % 2 == 1, needs_sentence_starts=True
+    )
+    monkeypatch.setitem(NOISES, "iid", noise)
+    objective = Objective(noise="iid", inputs="drop", targets="drop", eos="none")
+    given = text(np.random.default_rng(0), [60, 1, 33])
+    numbers = np.random.default_rng(1).random((3, objective.uniforms_per_token, 60), np.float32)
+    inputs, targets = denoise(objective, given, numbers, VOCABULARY, 1000)
+    starts = sentence_starts(given.tokens, VOCABULARY)
+    for row, length in enumerate(given.lengths):
+        number = np.cumsum(starts[row, :length])
+        assert number.max() >= (length > 1)
+        tokens = given.tokens[row, :length]
+        assert rows(inputs)[row] == tokens[number % 2 == 0].tolist()
+        assert rows(targets)[row] == tokens[number % 2 == 1].tolist()
 
 
 @pytest.mark.parametrize(

@@ -121,18 +121,21 @@ def test_runs_that_cannot_be_read_are_counted_and_each_reason_is_named_once(tmp_
     (begin(tmp_path, 0, 300) / "scores.json").write_text("{}")
     damaged = begin(tmp_path, 1, 100) / "settings.json"
     damaged.write_text(damaged.read_text() + "}")
-    for seed in (2, 3):  # with the noise of a study module that is not named
+    for seed in (2, 3, 4):  # with the noise of a study module that is not named
         folder = begin(tmp_path, seed, 100)
         settings = json.loads((folder / "settings.json").read_text())
         settings["objective"]["noise"] = "mine"
         (folder / "settings.json").write_text(json_with_checksum(settings))
-        (folder / "origin.json").write_text(json_with_checksum({"code": {"--study my.py": ""}}))
+        if seed < 4:  # the last one has not begun a stage
+            (folder / "origin.json").write_text(json_with_checksum({"code": {"--study my.py": ""}}))
     status(runs=tmp_path)
-    *_, first, second, last = capsys.readouterr().out.splitlines()
+    *_, first, second, third, last = capsys.readouterr().out.splitlines()
     assert first.startswith("1 run is not shown: ") and str(damaged) in first
     assert second.startswith("2 runs are not shown: ") and "noise='mine'" in second
     assert second.endswith("--study my.py")
-    assert last == "1 of 4 runs have finished"
+    assert third.startswith("1 run is not shown: ") and third.endswith("name that with --study")
+    assert "--study" not in first
+    assert last == "1 of 5 runs have finished"
 
 
 def test_no_training_code_is_imported():

@@ -103,7 +103,7 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     builtin = dict(registry.REGISTRY)
     loads(**{name.removesuffix(".py"): code for name, code in MODULES.items()})
     added = [name for name in registry.REGISTRY if name not in builtin]
-    assert len(added) == 29
+    assert len(added) == 30
     with pytest.raises(
         SettingError, match=r"'devlin/5-tasks/ltr\+bilstm' cannot be built: it needs a bi-LSTM"
     ):
@@ -130,6 +130,47 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
     row = {"summary": "to be"}
     assert task.to_text(row) == ("backwards: be to", "to be")
     assert task.evaluate([row, row], ["two", "be"]) == {"first_letters": 50.0, "score": 50.0}
+
+
+def check_laws(row):
+    """Run the guide's check of mixers for a row in place of its own."""
+    (code,) = re.findall(r"```python\n(import jax\n[^`]*def check_laws.*?)```", GUIDE, re.DOTALL)
+    exec(code.replace("attention-variants/log-distance", row), {})
+
+
+@pytest.mark.parametrize(
+    "row", [f"attention-variants/{kind}" for kind in ("salient", "gated", "differential", "log-distance")]
+)
+def test_attention_of_the_guide_is_causal_packs_texts_and_decodes_with_its_cache(loads, row):
+    loads(my_attention=MODULES["my_attention.py"])
+    check_laws(row)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "broken"),
+    [
+        (
+            "attention-variants/log-distance",
+            "inputs.key_positions[:, None]",
+            "jnp.arange(key.shape[1])[None, None]",
+            "a packed text differs",
+        ),
+        (
+            "attention-variants/log-distance",
+            "inputs.key_positions[:, None]",
+            "jnp.resize(inputs.positions, (1, key.shape[1]))[:, None]",
+            "the cache differs",
+        ),
+        ("attention-variants/gated", "self.gate(x))", "self.gate(x[:, ::-1]))", "reads later ones"),
+        ("mixing/running-mean", "x", "x", "a packed text differs"),
+    ],
+)
+def test_the_check_of_the_guide_finds_a_mixer_that_breaks_a_law(loads, name, old, new, broken):
+    modules = {file.removesuffix(".py"): MODULES[file] for file in ("my_attention.py", "my_mixer.py")}
+    assert any(old in text for text in modules.values())
+    loads(**{file: text.replace(old, new) for file, text in modules.items()})
+    with pytest.raises(AssertionError, match=broken):
+        check_laws(name)
 
 
 def test_commands_of_the_guide_are_accepted_as_they_stand(loads, monkeypatch, capsys):
@@ -224,7 +265,20 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
         ),
         (
             NOISE + "def odd(config, texts):\n    return texts.no\n\nNOISES['odd'] = Noise(odd)\n",
-            r"my\.py:4: NOISES\['odd'\] fails: AttributeError: .*'no'",
+            r"my\.py:4: NOISES\['odd'\] fails: AttributeError: texts has no 'no'; it has lengths, uniforms, ",
+        ),
+        (
+            NOISE + "def odd(config, texts):\n    return texts.word_starts\n\nNOISES['odd'] = Noise(odd)\n",
+            r"my\.py:4: NOISES\['odd'\] reads texts\.word_starts, .*Noise\(\.\.\., needs_word_starts=True\)",
+        ),
+        (
+            NOISE + "NOISES['odd'] = Noise(lambda _, texts: texts.sentence_starts, needs_word_starts=True)\n",
+            r"my\.py:3: NOISES\['odd'\] reads texts\.sentence_starts, .*, needs_sentence_starts=True\)",
+        ),
+        (
+            NOISE + "import numpy as np\nrng = np.random.default_rng(0)\n"
+            "NOISES['odd'] = Noise(lambda _, texts: rng.random(texts.uniforms[:, 0].shape) < 0.5)\n",
+            r"my\.py:5: NOISES\['odd'\] returns another mask when it is called again .*texts\.uniforms",
         ),
         (
             NOISE + "NOISES['odd'] = Noise(NOISES['iid'].mask, counts=lambda *_: 3)\n",
