@@ -204,9 +204,9 @@ def test_the_readme_counts_the_verdicts_on_t5s_conclusions_by_each_half_of_the_t
         for half in ("reading", "language")
     )
     due = (
-        f"Of T5's {len(tested)} tested conclusions {reading['confirmed']} are confirmed and "
-        f"{reading['contradicted']} contradicted, by tasks that need their input; by tasks on language "
-        f"{language['contradicted']} are contradicted."
+        f"Of T5's {len(tested)} tested conclusions, tasks that need their input confirm "
+        f"{reading['confirmed']} and contradict {reading['contradicted']}; tasks on language confirm "
+        f"{language['confirmed']} and contradict {language['contradicted']}."
     )
     assert due in " ".join((ROOT / "README.md").read_text("utf-8").split())
 
@@ -353,7 +353,7 @@ def test_the_readme_has_the_number_of_published_runs():
         with tarfile.open(path) as archive:
             scores = (member for member in archive if re.search(r"/seed-\d+/scores\.json$", member.name))
             runs |= {hashlib.sha256(archive.extractfile(member).read()).digest() for member in scores}
-    assert f", {len(runs)} runs: " in (DOCS.parent / "README.md").read_text()
+    assert f", {len(runs)} runs. " in (DOCS.parent / "README.md").read_text()
 
 
 def test_the_page_on_choices_has_what_each_optimiser_gains_on_both_poles_and_its_regret():
