@@ -75,7 +75,7 @@ def network(changes: Changes, mixer: str, layers: int, window: int = WINDOW_CONT
     return without(changes, *own) | own
 
 
-# At nano these read 1.2 M tokens twice, at mini all 2.1 M of the documentation 2.4 times.
+# At nano these read 1.2 M tokens twice, at mini 2.5 M.
 TRANSFORMER_LM: Changes = (
     family("gpt2")
     | objective("causal-lm")
@@ -97,8 +97,8 @@ SCHEDULES: dict[str, Changes] = {
     "constant": {"pretraining.optimizer.schedule": "constant"},
     "decay": {"pretraining.optimizer.schedule": "linear"},  # to 0 at the last step
 }
-# Learning rate and schedule of each kind of network in the table history: those of the table history-rates
-# with the fewest bits per byte at mini, as the mean of seeds 0 and 1 (docs/road.md).
+# Learning rate and schedule of each kind of network in the table history: with decay, the rate of the table
+# history-rates with the fewest bits per byte at mini, as the mean of seeds 0 and 1 (docs/road.md).
 TUNED: dict[str, tuple[float, str]] = {
     "window": (1e-2, "decay"),
     "rnn": (3e-3, "decay"),
@@ -116,7 +116,7 @@ UPDATES = (1, 4, 16)  # of the table history-budgets, as multiples of those of t
 def ngram(order: int) -> Changes:
     """Return the changes of an interpolated Kneser-Ney n-gram model (Chen and Goodman 1999).
 
-    It differs from the Transformer in nothing but what is counted.
+    It differs from the Transformer at the rate COMMON in nothing but what is counted; no rate affects it.
     """
     transformer = with_rate_and_schedule(TRANSFORMER_LM, *COMMON)
     return transformer | {"counts.model": "ngram", "counts.order": order}
