@@ -1,8 +1,10 @@
 """Compares the finished runs of a table: how each row differs from the baseline, the verdict on each claim at
 equal budgets, and whether the rows are in the paper's order.
 
-The metrics used for verdicts are fixed in advance: all tasks of the runs, in two halves, except those that
-the study has declared unfit. No task is dropped because of the scores of the rows that are compared.
+The metrics used for verdicts are fixed in advance: all tasks of the runs except those that the study has
+declared unfit. They are judged in two halves, tasks that need their input ("reading") and tasks on the
+language itself ("language"), and on both together. No task is dropped because of the scores of the rows that
+are compared.
 
 Differences are averaged over metrics in units of each metric's noise standard deviation: how much a score
 varies with a new seed and new examples. It is estimated from the median row of all tables that are reported
@@ -242,8 +244,8 @@ class Comparison:
         which it cannot be measured count as having left (``has_plateau``): they train on tasks, memorize a
         text, have an objective that only copies, or are not pre-trained.
 
-        updates: seed -> number of updates. If given, only these seeds count, and each must have left the
-        plateau by that update. By default all seeds count, and have until the end of pre-training.
+        updates: seed -> number of updates. If given, only these seeds count, and a seed has left the plateau
+        only if it did so by that update. By default all seeds count, with all of their pre-training.
         """
         if name not in self.experiments or not has_plateau(self.experiments[name]):
             return True
@@ -259,7 +261,11 @@ class Comparison:
 
     @cached_property
     def metrics(self) -> list[Metric]:
-        """Return the metrics that any run of the table has."""
+        """Return the metrics that any run of the table has.
+
+        One is the score of a task or, where a column of the paper is the mean of several tasks, of all of
+        them; held-out text has metrics of its own.
+        """
         return find_metrics((run for row in self.table.rows for run in self.runs_of(row)), self.table)
 
     @property
@@ -428,9 +434,10 @@ class Comparison:
 
     @cached_property
     def budget_curves(self) -> dict[str, dict[int, BudgetCurve]]:
-        """Return row -> seed -> its scores by the budget spent.
+        """Return row -> seed -> its scores by the budget spent, at each of its branches and at the end.
 
-        Runs that lack a judging metric are left out, with a warning.
+        Branches are intermediate checkpoints that were fine-tuned too. Runs that lack a judging metric are
+        left out, with a warning.
         """
         rows: dict[str, dict[int, BudgetCurve]] = {}
         if not self.judging_metrics:

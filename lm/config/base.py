@@ -1,10 +1,11 @@
 """Settings as values: change, compare, print and store nested frozen dataclasses.
 
-A setting is addressed by its dotted path (``"model.mlp.d_ff"``). Its meaning, with its unit in square
-brackets, is the comment behind its field or above it, which ``setting_descriptions`` reads for ``lm show``
-and ``--help``. A field that is declared with ``setting`` is used only if other settings have certain values,
-such as ``mixer.window`` only if ``mixer.kind`` is ``window``. A setting that a user gives but that is not
-used is refused (``check_used``): two experiments would differ in it and still compute the same.
+A setting is addressed by its dotted path (``"model.mlp.d_ff"``). A group is a setting that is itself a
+dataclass (``model.mlp``). The meaning of a setting, with its unit in square brackets, is the comment behind
+its field or above it, which ``setting_descriptions`` reads for ``lm show`` and ``--help``. A field that is
+declared with ``setting`` is used only if other settings have certain values, such as ``mixer.window`` only if
+``mixer.kind`` is ``window``. A setting that a user gives but that is not used is refused (``check_used``):
+two experiments would differ in it and still compute the same.
 """
 
 import ast
@@ -71,24 +72,24 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 MAX_INT32 = 2**31 - 1  # the largest number of steps, which are counted in int32
 MIN_NORMAL_FLOAT32 = 2.0**-126  # the smallest normal float32: smaller numbers are computed as 0
 _hints = functools.cache(typing.get_type_hints)  # a table of rows changes settings thousands of times
-_ADDED: dict[
-    tuple[type, str], dict[str, tuple[str, ...]]
-] = {}  # (class, field) -> {added choice: settings that it ignores}
+# (class, field) -> {added choice: settings that it ignores}
+_ADDED: dict[tuple[type, str], dict[str, tuple[str, ...]]] = {}
 
 
 def set_choices(cls: type, field: str, table: Mapping[str, Any]) -> None:
     """Make the names in ``table`` the choices of a field of a dataclass.
 
     They hold on the command line, in rows of a study's tables, and in files of settings. A name that an
-    earlier call added and that ``table`` lacks is removed. Whatever ``read_if`` says, a choice that was added
-    counts as one that uses every setting which depends on this field, except the settings in the attribute
-    ``ignores`` of its entry.
+    earlier call added and that ``table`` lacks is removed. A choice that was added is in no ``read_if``, so
+    all settings that depend on this field are used with it, except those that the attribute ``ignores`` of
+    its entry in ``table`` names.
     """
     literal: Any = typing.Literal
     added, previous = _ADDED.setdefault((cls, field), {}), typing.get_args(_hints(cls)[field])
     for name in added.keys() - table.keys():
         del added[name]
-    added |= {name: getattr(entry, "ignores", ()) for name, entry in table.items() if name not in previous}
+    new = [name for name in table if name in added or name not in previous]
+    added |= {name: getattr(table[name], "ignores", ()) for name in new}
     # Replace the whole dictionary: Python 3.14 evaluates annotations again, which would lose a value that was
     # only put into the old one.
     cls.__annotations__ = cls.__annotations__ | {field: literal[tuple(table)]}

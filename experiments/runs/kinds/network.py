@@ -67,13 +67,13 @@ class NetworkStage(Stage):
 
     @abstractmethod
     def step_spec(self) -> StepSpec:
-        """Return the specification of its step without a teacher: model, loss, optimizer, trained parameters.
+        """Return what its step computes, without a teacher: model, loss, optimizer, trained parameters.
 
         Checkpoints are restored with it.
         """
 
     def eval_tasks(self, inputs: Inputs, mesh: Mesh, split: EvalSplit) -> list[EvalTask]:
-        """Return how each of its tasks is evaluated on a split: rows, and how outputs become answers."""
+        """Return each of its tasks with its rows of a split, and with how answers are predicted and read."""
         return []
 
     @property
@@ -177,13 +177,15 @@ class NetworkStage(Stage):
             return None
         return partial(cast(NetworkStage, self.parent).initial_state_from_checkpoint, steps, self.parent_step)
 
-    def batch_iterator(self, inputs: Inputs, mesh: Mesh, reporter: Reporter, first: int) -> Iterator[Batch]:
-        """Yield this process's part of each batch from step ``first`` on, and report progress."""
+    def batch_iterator(
+        self, inputs: Inputs, mesh: Mesh, reporter: Reporter, steps_done: int
+    ) -> Iterator[Batch]:
+        """Yield this process's part of each batch that follows after ``steps_done``, and report progress."""
         batches, training, config = inputs.batches[self.name], self.training, self.settings.data
         rows = sharding.process_rows(mesh, training.batch_size)
-        reporter.advance(first - self.first_step)
+        reporter.advance(steps_done - self.first_step)
         with pretokenize_ahead(batches, rows, config.encoders):
-            for batch in stream(batches, first, training.steps, rows=rows, workers=config.workers):
+            for batch in stream(batches, steps_done, training.steps, rows=rows, workers=config.workers):
                 yield batch
                 reporter.advance(1)
 
@@ -229,10 +231,11 @@ class NetworkStage(Stage):
 
     @property
     def progress_if_unfinished(self) -> str:
-        """Return the step of its best checkpoint so far and its last step, such as "step 167 of 3,000".
+        """Return which model of an unfinished stage is loaded by default, such as "step 167 of 3,000".
 
-        It is "" once the last step is saved. It is also "" for an imported model, whose only step is 0, and
-        for a stage without checkpoints.
+        The first number is the step of the best checkpoint so far, the second the last step of training. It
+        is "" once the last step is saved, for an imported model, whose only step is 0, and for a stage
+        without checkpoints.
         """
         folder, last = self.folder / "checkpoints", self.training.steps
         newest = max(manifest.steps(folder), default=0)
@@ -279,9 +282,9 @@ class NetworkStage(Stage):
     def initial_state_from_checkpoint(self, steps: Steps, step: int | None = None) -> State:
         """Return the initial state of a stage that starts from a checkpoint of this one.
 
-        It has the parameters of the checkpoint, or their moving average if one is kept. If the states of both
-        stages have arrays of the same names, it has the optimiser's state too, as in T5, whatever the
-        optimiser's settings; otherwise that is new. Its steps count from 0 again.
+        It has the parameters of the checkpoint, or their moving average if one is kept. The optimiser's state
+        is restored too, as in T5, if the states of both stages have arrays of the same names (the same model
+        and kind of optimiser, whatever its settings); otherwise it starts anew. Steps count from 0 again.
 
         steps: the compiled steps of the stage that starts.
         step: that of the checkpoint; None: the last one.
@@ -359,9 +362,9 @@ class NetworkStage(Stage):
             path = predictions_path(folder, task, name)
             metrics, example_likelihoods = score_task(model, eval_task, shard_batch, path)
             scores[task.name] = task_score(task, step, metrics)
-            # rows that are predicted, or whose right answer's likelihood is measured
+            # the larger of: rows that are predicted, rows whose right answer's likelihood is measured
             scores[task.name]["rows"] = eval_task.num_rows
-            scores[task.name]["answered"] = len(eval_task.rows)  # rows that are predicted
+            scores[task.name]["answered"] = len(eval_task.rows)  # those that are predicted
             if shuffled := score_shuffled(model, eval_task, shard_batch):
                 scores[task.name]["shuffled"] = shuffled
             if split == "report" and example_likelihoods and jax.process_index() == 0:

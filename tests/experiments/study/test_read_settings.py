@@ -388,6 +388,9 @@ def test_a_choice_that_is_added_reads_all_but_what_it_ignores():
 
     set_choices(Config, "kind", {"a": None, "b": None, "mine": Entry})
     assert unused_settings(Config("mine"), ["of_a", "of_b"]).keys() == {"of_a"}
+    Entry.ignores = ("of_b",)
+    set_choices(Config, "kind", {"a": None, "b": None, "mine": Entry})
+    assert unused_settings(Config("mine"), ["of_a", "of_b"]).keys() == {"of_b"}, "the entry of the last call"
 
 
 def test_the_paths_of_a_declaration_are_those_of_settings():
