@@ -20,7 +20,7 @@ _DELETING = (
     "a run is a folder: delete its seed-N and the links to it, runs/NAME and perhaps runs/last "
     "(docs/questions.md, 'How do I move or delete runs?')"
 )
-# what other programs call a command, and we have none -> what to do instead
+# commands that users of other programs look for -> what to do instead
 ABSENT_COMMANDS = dict.fromkeys(("delete", "remove", "rm", "prune"), _DELETING) | {
     "clean": f"{_DELETING}; lm data clean cleans text"
 }

@@ -194,14 +194,14 @@ def state_of_run(of_run: Iterable[Stage], seen: set[Path]) -> str:
     own = [stage for stage in stages_of_run if stage.folder not in seen]
     if any(map(is_in_training, own)):
         return IN_TRAINING
-    if stages_of_run and all(map(is_trained, stages_of_run)):
+    if stages_of_run and all(steps_left(stage) <= 0 for stage in stages_of_run):
         return TO_EVALUATE
     return TO_TRAIN if len(own) == len(stages_of_run) else SHARES_STAGES
 
 
-def is_trained(stage: Stage) -> bool:
-    """Return whether the last checkpoint of a stage is there."""
-    return max(saved_steps(stage.folder), default=-1) >= stage.training.steps
+def steps_left(stage: Stage) -> int:
+    """Return the number of steps of a stage after its newest checkpoint."""
+    return stage.training.steps - max(saved_steps(stage.folder), default=stage.first_step)
 
 
 def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, int]]:
@@ -211,10 +211,10 @@ def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, i
     """
     found = []
     for stage in of_run:
-        steps_left = stage.training.steps - max(saved_steps(stage.folder), default=stage.first_step)
-        if steps_left > 0 and stage.folder not in seen:
+        steps = steps_left(stage)
+        if steps > 0 and stage.folder not in seen:
             seen.add(stage.folder)
-            found.append((stage, steps_left))
+            found.append((stage, steps))
     return found
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import tyro
 
-from experiments.cli.run_names import check_name, run_that_loses
+from experiments.cli.run_names import check_name, other_run_with_name
 from experiments.cli.run_options import Options, heads_kept, row_run
 from experiments.cli.settings import (
     Allow,
@@ -66,7 +66,7 @@ def run(
 
         planned = row_run(row, experiment, options)
         print_dry_run([planned], options, jobs=1)
-        if other := run_that_loses(name, runs, planned.folder):
+        if other := other_run_with_name(name, runs, planned.folder):
             print_line(f"@{name} would name this run; now: {other}")
     else:
         train_row(row, experiment, options, check, name)

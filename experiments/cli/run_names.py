@@ -48,8 +48,8 @@ def name_run(runs: Path, name: str, folder: Path) -> None:
             new.unlink(missing_ok=True)
 
 
-def run_that_loses(name: str, runs: Path, folder: Path) -> Path | None:
-    """Return the folder of the run that ``runs/NAME`` leads to, if it is another than that in ``folder``.
+def other_run_with_name(name: str, runs: Path, folder: Path) -> Path | None:
+    """Return the folder of the run that ``runs/NAME`` names now, if that is not ``folder``.
 
     None if there is no such name, or if its run is gone.
     """

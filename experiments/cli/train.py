@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.run_names import LAST, name_run, run_that_loses
+from experiments.cli.run_names import LAST, name_run, other_run_with_name
 from experiments.cli.run_options import Options, RowRun, check_data, is_up_to_date, link_shared_run, row_run
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.console import print_line
@@ -297,7 +297,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
             Run(experiment, run.folder, options.cache).check(reporter.say, options.allowed)
             for line in exported_heads(experiment):
                 reporter.say(line)
-            if other := run_that_loses(run_name, options.runs, run.folder):
+            if other := other_run_with_name(run_name, options.runs, run.folder):
                 reporter.say(f"@{run_name} will name this run; now: {other}")
             reporter.say(f"ready to train in {run.folder}")
             return
@@ -306,7 +306,7 @@ def train_row(name: str, experiment: Experiment, options: Options, check: bool, 
 
         def set_names() -> None:
             if jax.process_index() == 0:
-                if other := run_that_loses(run_name, options.runs, run.folder):
+                if other := other_run_with_name(run_name, options.runs, run.folder):
                     reporter.say(f"@{run_name} names this run from now on; before: {other}")
                 for short in filter(None, (LAST, run_name)):
                     name_run(options.runs, short, run.folder)

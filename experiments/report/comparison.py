@@ -369,9 +369,10 @@ class Comparison:
         pair = self.experiments[a], self.experiments[b]
         if has_same_targets(metric, *pair):
             return True
+        if not has_same_targets(metric, *pair, has_same_vocabulary=True):
+            return False
         # A run that started from another one has that one's vocabulary under a name of its own.
-        is_one_vocabulary = self._vocabulary(a) == self._vocabulary(b) != ""
-        return is_one_vocabulary and has_same_targets(metric, *pair, has_same_vocabulary=True)
+        return self._vocabulary(a) == self._vocabulary(b) != ""
 
     def _vocabulary(self, name: str) -> str:
         """Return the fingerprint of the vocabulary that all runs of a row record; "" if it is not known."""
@@ -554,7 +555,7 @@ class Comparison:
         return orders
 
     def _resampled_averages(self, rows: Sequence[str], group: Group) -> dict[str, np.ndarray] | None:
-        """Return own name of a row -> its average over resampled seeds and examples, [NUM_RESAMPLES].
+        """Return a row's own name -> its average over resampled seeds and examples, [NUM_RESAMPLES].
 
         None if the rows have fewer than two seeds in common.
         """

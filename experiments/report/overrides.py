@@ -23,21 +23,18 @@ def with_override_rows(tables: list[Table], scale: str, runs: Folders, warn: War
     extended = []
     for table in tables:
         rows: list[Row] = []
-        with_runs: list[str] = []
         for row in table.rows:
-            variants = override_rows(row, scale, runs, warn)
-            rows += [row, *variants]
-            with_runs += [row.name] * _has_runs(row.name, scale, runs)
-            with_runs += [variant.name for variant in variants]
-        baseline = table.baseline
-        if with_runs and not _has_runs(baseline, scale, runs):
-            baseline = with_runs[0]
+            rows += [row, *override_rows(row, scale, runs, warn)]
+        names = [table.baseline, *(row.name for row in rows)]
+        baseline = next((name for name in names if _has_runs(name, scale, runs)), table.baseline)
         extended.append(replace(table, rows=tuple(rows), baseline=baseline))
     return extended
 
 
 def _has_runs(name: str, scale: str, runs: Folders) -> bool:
     """Return whether row ``name`` has runs, finished or not, with its own settings."""
+    if name not in REGISTRY:  # a variant, which was found by its runs
+        return True
     if REGISTRY[name].needs:
         return False
     return any(

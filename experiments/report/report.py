@@ -262,7 +262,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     """Return the sheets, notes and figures of one table."""
     verdicts = comparison.verdicts()
     notes = (
-        [*filter(None, [text.noise_note(comparison)])]
+        text.noise_notes(comparison)
         + text.claims_notes(comparison, verdicts)
         + contradicted_conclusions(comparison.table)
         + text.start_notes(comparison)
@@ -430,7 +430,7 @@ def print_report(
             CONSOLE.print(f"on the page alone: {', '.join(left_out)}", highlight=False)
         if legend := brief_legend(sheet):
             CONSOLE.print(legend, highlight=False)
-        if note := text.noise_note(shown):
+        for note in text.noise_notes(shown):
             CONSOLE.print(note, highlight=False)
         for line in text.brief_conclusions(comparison, table_report.verdicts):
             CONSOLE.print(line, highlight=False)

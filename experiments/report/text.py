@@ -267,20 +267,20 @@ def plateau_note(comparison: Comparison) -> str:
     return f"Not below the unigram loss yet, so that differences say little: {'; '.join(stuck)}."
 
 
-def noise_note(comparison: Comparison) -> str:
-    """Return that the unit of mean z-scores has no noise over seeds in it; "" if it has, or has no noise.
+def noise_notes(comparison: Comparison) -> list[str]:
+    """Return a note if the unit of mean z-scores holds the noise of examples and none over seeds.
 
-    The unit is that of the tasks. It lacks that noise if no learning row of the report has two seeds.
+    So it is if no learning row of the report has two seeds, in tables with tasks.
     """
     if not comparison.has_tasks or len(comparison.trained_rows) < 2:
-        return ""
+        return []
     noises = [comparison.noise[metric.name] for metric in comparison.judging_metrics]
     if any(noise.seeds for noise in noises) or not any(noise.examples for noise in noises):
-        return ""
-    return (
+        return []
+    return [
         "Without a second seed of any learning row, a standard deviation of a run is here that of its "
         "examples alone. It lacks the noise over seeds: with more seeds it grows, and mean z-scores shrink."
-    )
+    ]
 
 
 def equal_rows_note(comparison: Comparison) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.__main__ import dispatch
-from experiments.cli.run_names import check_name, name_run, resolve_names, run_that_loses, shortest_name
+from experiments.cli.run_names import check_name, name_run, other_run_with_name, resolve_names, shortest_name
 from lm.config.base import SettingError
 
 RUN = Path("runs/nano/gpt/base/seed-0")
@@ -33,12 +33,12 @@ def test_a_name_means_the_run_that_it_was_given_last(runs):
 
 def test_a_name_is_lost_by_a_run_that_has_it_and_is_there(runs):
     other = RUN.parent / "seed-1"
-    assert run_that_loses("mine", runs, RUN) is None
+    assert other_run_with_name("mine", runs, RUN) is None
     name_run(runs, "mine", other)
-    assert run_that_loses("mine", runs, RUN) == other
-    assert run_that_loses("mine", runs, other) is None
+    assert other_run_with_name("mine", runs, RUN) == other
+    assert other_run_with_name("mine", runs, other) is None
     other.rmdir()
-    assert run_that_loses("mine", runs, RUN) is None
+    assert other_run_with_name("mine", runs, RUN) is None
 
 
 def test_a_dry_run_says_that_a_name_would_leave_another_run(runs, capsys):

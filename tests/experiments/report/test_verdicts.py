@@ -207,9 +207,9 @@ def test_a_unit_without_noise_over_seeds_is_said_to_be_one_on_page_and_terminal(
 
 def test_the_unit_counts_as_one_over_seeds_if_any_row_of_the_report_has_two(tmp_path):
     alone, repeated = study(tmp_path / "alone", seeds=1), study(tmp_path / "repeated", seeds=2)
-    assert text.noise_note(alone)
+    assert text.noise_notes(alone)
     share_noise([repeated, alone])
-    assert not text.noise_note(alone)
+    assert not text.noise_notes(alone)
 
 
 def test_a_row_that_has_not_left_the_plateau_is_not_ordered(tmp_path):
