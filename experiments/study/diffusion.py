@@ -8,6 +8,7 @@ parameters and updates.
 
 from experiments.study.baselines import (
     COMMON,
+    RATES,
     TRANSFORMER_LM,
     TUNED,
     language_model,
@@ -23,12 +24,12 @@ from experiments.study.table import Conclusion, make_table
 DIFFUSION_TUNED = (3e-3, "decay")
 
 
-def masked_diffusion(name: str) -> Changes:
+def masked_diffusion(name: str, rate: float = DIFFUSION_TUNED[0]) -> Changes:
     """Return the changes that make the Transformer of the table history an encoder, trained by an objective.
 
     Its sizes and norms stay. It sees the tokens on both sides of a position, and has its own learning rate.
     """
-    transformer = without(with_rate_and_schedule(TRANSFORMER_LM, *DIFFUSION_TUNED), "objective")
+    transformer = without(with_rate_and_schedule(TRANSFORMER_LM, rate, "decay"), "objective")
     return transformer | {"model.architecture": "encoder"} | objective(name)
 
 
@@ -57,6 +58,19 @@ TABLES = (
             Conclusion("5-gram", "masked-diffusion", "so little text teaches diffusion less than counting"),
             Conclusion("causal-lm", "5-gram", "a Transformer is ahead of counting"),
         ),
+    ),
+    # Rates as history-rates tries them for the networks that predict from left to right.
+    make_table(
+        "now/4-diffusion-rates",
+        "Learning rates of diffusion",
+        {
+            f"{name}-{rate:g}": masked_diffusion(name, rate)
+            for name in ("masked-diffusion", "any-order")
+            for rate in RATES
+        },
+        baseline="now/4-diffusion/causal-lm",
+        scale="mini",
+        seeds=2,
     ),
     # More updates read more text: at mini the rows read 0.3, 1.2 and 4.9 M tokens of text, each four times.
     make_table(
