@@ -1,16 +1,27 @@
 """The recipe of the small scales as tables: optimisers and rates of pre-training, and rates of fine-tuning.
 
 All rows of a scale share one recipe. It should suit two poles, on which the other rows lie between: an
-encoder-decoder that denoises, and a decoder that is a language model. These tables measure each pole under
-each optimiser by held-out loss, and each method of fine-tuning at each rate by the tasks.
+encoder-decoder that denoises, and a decoder that is a language model. A third is the encoder of BERT, a
+masked language model. These tables measure each pole under each optimiser by held-out loss, and each method
+of fine-tuning at each rate by the tasks.
 """
 
 from experiments.study.changes import Changes, objective
+from experiments.study.presets import family
 from experiments.study.table import Table, make_table
 
 _POLES: dict[str, Changes] = {
     "denoising": {},
     "language-model": {"model.architecture": "decoder"} | objective("language-model"),
+    "masked-lm": family("bert-base")
+    | objective("masked-lm")
+    | {
+        "model.heads": (),
+        "model.embedding.type_vocab_size": 0,
+        # as encoders have them: stacks with norms after the residuals may diverge without
+        "pretraining.optimizer.warmup_steps": 50,
+        "pretraining.optimizer.clip_norm": 1.0,
+    },
 }
 _CONSTANT: Changes = {"pretraining.optimizer.schedule": "constant"}
 # The rates of Adafactor are factors of the scale's, the rates of the others are constant.
@@ -51,6 +62,7 @@ def _pretraining_table(pole: str) -> Table:
 TABLES = (
     _pretraining_table("denoising"),  # two to three minutes each
     _pretraining_table("language-model"),
+    _pretraining_table("masked-lm"),  # a minute each
     # three minutes each; the baseline's pre-training, which these rows share, takes three more per seed
     make_table(
         "recipe-finetuning",
