@@ -19,6 +19,7 @@ from experiments.entries.tracks import TRACKS
 from experiments.study.paths import check_runs
 from lm.config.base import SettingError
 from lm.files import atomic_folder
+from lm.train.runtime.records import current_commit
 
 
 def entry_run(
@@ -39,7 +40,6 @@ def entry_run(
     """
     from experiments.entries.archive import SUFFIX, seed_score, write_archive  # with jax
     from experiments.entries.verify import check_distribution, summary_of
-    from lm.train.runtime.log import current_commit
 
     check_runs(runs)
     entry, options = load_entry(file), Options(rules.RULES.scale, runs)

@@ -34,6 +34,7 @@ from experiments.study.plugins import load_study, location_in_study
 from lm.config.base import SettingError
 from lm.devices import has_accelerator, visible_gpus
 from lm.files import write
+from lm.train.runtime.records import last_start_finished
 
 # share of a GPU's memory that the runs on it divide among themselves; the rest is what CUDA itself needs
 GPU_MEMORY_FRACTION = 0.9
@@ -130,7 +131,6 @@ def train_unfinished(
 def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter, count: int) -> list[int]:
     """Train the runs in up to ``count`` processes at once, and return their exit codes."""
     from experiments.runs.stages import stages  # with jax
-    from lm.train.runtime.log import last_start_finished
 
     reporter.describe("all runs")
     has_seeds = len({run.experiment.seed for run in todo}) > 1

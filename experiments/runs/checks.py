@@ -55,7 +55,7 @@ from lm.tokenizers.tokenizer import Tokenizer
 from lm.train.checks import check_host_rows, check_memory, check_mesh, check_rows, device_memory
 from lm.train.mup import check_optimizer
 from lm.train.runtime import manifest
-from lm.train.runtime.log import packages
+from lm.train.runtime.records import packages
 from lm.train.step import StepSpec
 
 

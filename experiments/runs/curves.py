@@ -7,7 +7,7 @@ from typing import Any
 from experiments.runs.paths import PHASE, base_name, is_compared, is_pretraining
 from experiments.runs.result import Result
 from lm.config.base import DataError, SettingError
-from lm.files import parse_lines_with_checksum
+from lm.train.runtime.records import records
 
 SeedCurve = list[tuple[float, float]]  # (step, value) of one seed or ensemble member
 Curves = Mapping[str, Sequence[SeedCurve]]  # plotted metric -> curves
@@ -33,14 +33,14 @@ def read_curves(runs: Iterable[Result], warn: Callable[[str], object]) -> Curves
             if not metrics:
                 continue
             try:
-                records = read_records(folder, run.records.get(stage, 0))
+                lines = read_records(folder, run.records.get(stage, 0))
             except (SettingError, OSError) as error:
                 warn(f"{error}; its curves are not shown")
                 continue
             for title, (kind, name) in metrics.items():
                 curve = [
                     (record["step"], record[name])
-                    for record in records
+                    for record in lines
                     if record.get("kind") == kind
                     and _is_plotted(record.get("step"))
                     and _is_plotted(record.get(name))
@@ -93,11 +93,13 @@ def read_records(folder: Path, count: int) -> list[dict[str, Any]]:
 
     Raise DataError if the file is damaged or has fewer than ``count`` lines.
     """
-    path, mend = folder / "metrics.jsonl", "put back an undamaged copy"
-    lines = parse_lines_with_checksum(path.read_bytes(), path, mend) if path.exists() else []
-    if len(lines) < count:
-        raise DataError(f"{path} has lost its end: it has {len(lines)} of {count} lines; {mend}")
-    return lines
+    found = records(folder)
+    if len(found) < count:
+        raise DataError(
+            f"{folder}/metrics.jsonl has lost its end: it has {len(found)} of {count} lines; put back an "
+            "undamaged copy"
+        )
+    return found
 
 
 def _is_plotted(value: Any) -> bool:

@@ -40,6 +40,7 @@ from lm.special_tokens import special_ids
 from lm.tokenizers.huggingface import TOKENIZER_FILES, HFTokenizer, load_pretrained_tokenizer
 from lm.tokenizers.sentencepiece import TOKENIZER_CONFIG, TrainedTokenizer
 from lm.tokenizers.tokenizer import Tokenizer
+from lm.train.runtime.records import packages
 
 if TYPE_CHECKING:
     from experiments.runs.kinds.network import NetworkStage
@@ -409,7 +410,6 @@ def save_run(
     from lm import sharding
     from lm.config.training import CheckpointConfig
     from lm.train.runtime.checkpoints import Checkpoints
-    from lm.train.runtime.log import packages
     from lm.train.step import StepSpec, build
 
     mesh = sharding.make_mesh(experiment.mesh)

@@ -18,6 +18,7 @@ from experiments.study.settings_diff import setting_changes
 from lm.config import base as config
 from lm.config.base import SettingError, did_you_mean
 from lm.files import json_with_checksum, parse_with_checksum, relative, write
+from lm.train.runtime.records import now
 
 if TYPE_CHECKING:
     from experiments.runs.result import Result
@@ -107,15 +108,13 @@ def check(
 
 def _history(folder: Path, changes: Mapping[str, list[str]]) -> list[dict[str, Any]]:
     """Return the allowed changes that the stage in ``folder`` records, with these."""
-    from lm.train.runtime import log  # brings jax along, which comparing settings need not wait for
-
     if not changes:
         return []
     try:
         past = read(folder)["allowed"]
     except SettingError:
         past = []
-    return [*past, {"time": log.now(), "changed": [line for lines in changes.values() for line in lines]}]
+    return [*past, {"time": now(), "changed": [line for lines in changes.values() for line in lines]}]
 
 
 # ---- code

@@ -16,7 +16,7 @@ from experiments.runs.result import (
     likelihood_of,
     write_result,
 )
-from lm.train.runtime.log import records
+from lm.train.runtime.records import records
 
 
 def columns(best: dict[str, dict]) -> dict[str, float | None]:

@@ -19,7 +19,8 @@ from experiments.processes.progress import Reporter
 from experiments.runs.paths import COUNTS_FILE
 from lm.files import matches_checksum
 from lm.train.runtime import manifest
-from lm.train.runtime.log import Log, finished_records, now, records
+from lm.train.runtime.log import Log
+from lm.train.runtime.records import finished_records, now, records
 
 
 def saved_steps(folder: Path) -> tuple[int, ...]:

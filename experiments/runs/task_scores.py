@@ -13,7 +13,7 @@ from experiments.runs.result import UNDEFINED
 from lm.data.tasks.task import BaseTask
 from lm.files import json_with_checksum, parse_with_checksum, write
 from lm.metrics import Undefined, Value, defined_values, undefined_reasons
-from lm.train.runtime.log import records
+from lm.train.runtime.records import records
 
 BITS = "bits_per_byte"  # of the right answers of a task: decides between equal scores
 

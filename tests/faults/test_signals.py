@@ -8,7 +8,7 @@ import time
 import lives
 import pytest
 
-from lm.train.runtime.log import records
+from lm.train.runtime.records import records
 
 QUICKLY = 45.0  # from the signal to the end of all, on a busy machine [seconds]
 # In the order in which a run comes to them, with the number of the call: each is stopped where the last went

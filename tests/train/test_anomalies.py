@@ -20,8 +20,9 @@ from paths import GOLDEN, ROOT, SUPPORT
 from lm import sharding
 from lm.config.base import SettingError
 from lm.config.training import GuardConfig
-from lm.train.runtime.log import NonFiniteLoss, records
+from lm.train.runtime.log import NonFiniteLoss
 from lm.train.runtime.preemption import STEP_TIMEOUT, Interrupted, PreemptionHandler
+from lm.train.runtime.records import records
 from lm.train.state import check_update, initial_guard
 
 SKIP = GuardConfig(non_finite="skip", in_a_row=3)

@@ -17,8 +17,9 @@ from experiments.processes.progress import Tools
 from experiments.runs.status import is_stage_finished
 from lm.config.base import DataError, SettingError
 from lm.train.runtime import log
-from lm.train.runtime.log import Log, records
+from lm.train.runtime.log import Log
 from lm.train.runtime.processes import process_start
+from lm.train.runtime.records import records
 
 
 def write(folder, first, last):

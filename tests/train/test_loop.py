@@ -26,8 +26,9 @@ from lm.train.flops import step_flops
 from lm.train.loop import MAX_EVALUATION_TRIES
 from lm.train.runtime import manifest
 from lm.train.runtime.checkpoints import Checkpoints
-from lm.train.runtime.log import Log, NonFiniteLoss, records
+from lm.train.runtime.log import Log, NonFiniteLoss
 from lm.train.runtime.preemption import Interrupted
+from lm.train.runtime.records import records
 
 NO_DROPOUT = replace(toy.MODEL, dropout=0.0)
 

@@ -52,7 +52,7 @@ from lm.train import loop
 from lm.train.flops import step_flops
 from lm.train.runtime import manifest
 from lm.train.runtime.checkpoints import CheckpointError, Checkpoints
-from lm.train.runtime.log import records
+from lm.train.runtime.records import records
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec, build
 

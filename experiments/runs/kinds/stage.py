@@ -25,7 +25,7 @@ from lm.data.tasks.labelled import LabelledTask, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import BaseTask, Row
 from lm.objectives.denoising import Lengths
-from lm.train.runtime.log import packages
+from lm.train.runtime.records import packages
 
 SPLITS: tuple[Split, ...] = ("train", "validation")  # splits of a corpus
 CORPUS = "corpus"  # name of the corpus among the tasks of a mixture

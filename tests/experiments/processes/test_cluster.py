@@ -14,7 +14,7 @@ from paths import ROOT, SUPPORT
 
 from experiments.processes import cluster
 from lm.config.base import SettingError
-from lm.train.runtime.log import records
+from lm.train.runtime.records import records
 
 EXPLICIT = {"LM_COORDINATOR": "h:5", "LM_PROCESSES": "3", "LM_PROCESS": "1"}
 STEP = {"SLURM_STEP_NODELIST": "node[07-10,12],big", "SLURM_STEP_NUM_TASKS": "4"}

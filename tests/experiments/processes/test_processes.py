@@ -17,7 +17,8 @@ from small_runs import SMALL
 
 from experiments.study.scales import SCALES
 from lm.data.documentation import corpus
-from lm.train.runtime.log import Log, records
+from lm.train.runtime.log import Log
+from lm.train.runtime.records import records
 from lm.train.step import build
 
 

@@ -37,7 +37,7 @@ from lm.data.documentation import corpus
 from lm.data.tasks.labelled import find_labelled
 from lm.files import matches_checksum
 from lm.tokenizers.tokenizer import EOS
-from lm.train.runtime.log import records
+from lm.train.runtime.records import records
 
 BIGRAM, NETWORK, TAGGER = "history/bigram", "history/rnn", "tagging/hmm-beam"
 DIFFUSION = "now/4-diffusion/masked-diffusion"

@@ -29,7 +29,7 @@ from lm.evaluate.evaluator import write_predictions
 from lm.files import json_with_checksum, line_with_checksum, parse_lines_with_checksum, parse_with_checksum
 from lm.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from lm.train.runtime import manifest
-from lm.train.runtime.log import status
+from lm.train.runtime.records import status
 
 VALUE = {
     "name": "ä\n\u2028",

@@ -26,7 +26,7 @@ from lm.batch import Batch, Side
 from lm.config.base import SettingError, changes, check_numbers, from_json, to_json
 from lm.config.training import OptimizerConfig
 from lm.objectives.denoising import OBJECTIVES
-from lm.train.runtime.log import records
+from lm.train.runtime.records import records
 
 MLM, CLM = OBJECTIVES["masked-lm"], OBJECTIVES["causal-lm"]
 SMALL = (

@@ -40,7 +40,7 @@ from lm.config.base import SettingError, change
 from lm.files import json_with_checksum
 from lm.tokenizers.huggingface import load_pretrained_tokenizer
 from lm.tokenizers.sentencepiece import train_sentencepiece
-from lm.train.runtime.log import records
+from lm.train.runtime.records import records
 
 runs = small_runs.runs
 

@@ -57,8 +57,8 @@ from lm.nn.transformer import Transformer
 from lm.objectives.denoising import compute_lengths
 from lm.train.checks import check_mesh
 from lm.train.runtime.checkpoints import Checkpoints
-from lm.train.runtime.log import records
 from lm.train.runtime.preemption import Interrupted
+from lm.train.runtime.records import records
 from lm.train.step import StepSpec
 from lm.train.step import build as build_steps
 

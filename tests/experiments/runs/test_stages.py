@@ -22,7 +22,7 @@ from lm.config.base import SettingError
 from lm.config.training import CheckpointConfig
 from lm.train.runtime import manifest
 from lm.train.runtime.checkpoints import Checkpoints
-from lm.train.runtime.log import records
+from lm.train.runtime.records import records
 
 BASELINE = "t5/1-baseline/baseline"
 UPDATES = {"pretraining.steps": 200}

@@ -15,7 +15,7 @@ from experiments.study.registry import build
 from lm.config.base import SettingError
 from lm.sharding import make_mesh, named
 from lm.train.loop import PeriodicActions
-from lm.train.runtime.log import records
+from lm.train.runtime.records import records
 
 __all__ = ["runs"]
 ROW = "bert/no-nsp"

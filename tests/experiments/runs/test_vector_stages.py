@@ -22,7 +22,8 @@ from lm.classical.word2vec import Pairs, Tables, _softmax_update, rescale_to
 from lm.config.base import SettingError
 from lm.nn.finetune import source_parameter
 from lm.train.runtime import manifest
-from lm.train.runtime.log import NonFiniteLoss, records
+from lm.train.runtime.log import NonFiniteLoss
+from lm.train.runtime.records import records
 
 ROW = "vectors/window+vectors"
 # Batches are small since words of a small vocabulary are frequent, and the model moves from the first step.
