@@ -40,7 +40,7 @@ def relative(rate: float) -> Changes:
 
 CAUSAL_LM = with_rate_and_schedule(language_model("transformer"), *TUNED["transformer"])
 DIFFUSION = masked_diffusion("masked-diffusion")
-RELATIVE_RATES = (0.01, 0.02, 0.04)  # those of the recipe
+RELATIVE_RATES = (0.005, 0.01, 0.02, 0.04)
 UPDATES = (0.25, 1, 4)  # of the table of budgets, as multiples of those of the first table
 
 TABLES = (
