@@ -109,7 +109,9 @@ TUNED: dict[str, tuple[float, str]] = {
 # One rate for every kind, which was the best of four after 200 steps at nano. Tables that were trained before
 # the rates were tuned at mini have it.
 COMMON = (1e-2, "decay")
-RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # learning rates of the table history-rates
+# learning rates of the table history-rates: of AdamW, and of AdamW with updates relative to each parameter
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+RELATIVE_RATES = (0.01, 0.02, 0.04, 0.08)
 UPDATES = (1, 4, 16)  # of the table history-budgets, as multiples of those of the table history
 
 
@@ -130,6 +132,11 @@ def language_model(kind: str, layers: int = 1, window: int = WINDOW_CONTEXT) -> 
 def with_rate_and_schedule(changes: Changes, rate: float, schedule: str) -> Changes:
     """Return ``changes`` with a learning rate and a schedule of SCHEDULES."""
     return changes | SCHEDULES[schedule] | {"pretraining.optimizer.learning_rate": rate}
+
+
+def with_relative_rate(changes: Changes, rate: float) -> Changes:
+    """Return ``changes`` with AdamW whose updates are relative to the size of each parameter, and decay."""
+    return with_rate_and_schedule(changes, rate, "decay") | {"pretraining.optimizer.name": "adamw-relative"}
 
 
 def with_updates(changes: Changes, factor: float) -> Changes:
@@ -209,15 +216,20 @@ TABLES = (
         seeds=3,
         axis=Axis("model.mixer.window", "window [tokens]"),
     ),
-    # By these runs TUNED is chosen: 40 rows of three to five minutes, two seeds each.
+    # By these runs TUNED is chosen: 60 rows of three to five minutes, two seeds each.
     make_table(
         "history-rates",
-        "Learning rate and decay of each kind of language model",
+        "Optimiser, learning rate and decay of each kind of language model",
         {
             f"{kind}-{rate:g}-{schedule}": with_rate_and_schedule(language_model(kind), rate, schedule)
             for kind in TUNED
             for rate in RATES
             for schedule in SCHEDULES
+        }
+        | {
+            f"{kind}-relative-{rate:g}": with_relative_rate(language_model(kind), rate)
+            for kind in TUNED
+            for rate in RELATIVE_RATES
         },
         baseline="history/5-gram",
         scale="mini",
