@@ -38,10 +38,13 @@ test: $(VENV)/tpu lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder tests
 
 # What most changes break, in under 90 seconds: layout, settings, objectives, packing, metrics, tasks, vocabularies, the patches of
-# CONTRIBUTING.md, lists of what settings may name.
+# CONTRIBUTING.md, lists of what settings may name; and of what tokens see, that packed examples see only themselves, and a decoder
+# what came before.
 FAST := test_layout test_metrics convert/test_config_fields data/test_packing data/test_tasks experiments/study/test_registry objectives/test_objectives tokenizers/test_vocabulary docs/test_guide docs/test_lists
+LAWS := "nn/test_transformer.py::test_a_packed_example_sees_only_itself_and_padding_changes_nothing[encoder-decoder]" \
+	"nn/test_transformer.py::test_a_decoder_depends_on_what_came_before_and_on_all_of_it[decoder]"
 test-fast: $(VENV)/ready lint
-	$(BIN)/python -m pytest -q -n 2 --dist loadscope $(FAST:%=tests/%.py)
+	$(BIN)/python -m pytest -q -n 2 --dist loadscope $(FAST:%=tests/%.py) $(LAWS:%=tests/%)
 
 # What tests compare with: names of settings for type checkers, rows and options, bytes of batches, pages of papers.
 golden: $(VENV)/ready

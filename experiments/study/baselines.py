@@ -97,21 +97,36 @@ SCHEDULES: dict[str, Changes] = {
     "constant": {"pretraining.optimizer.schedule": "constant"},
     "decay": {"pretraining.optimizer.schedule": "linear"},  # to 0 at the last step
 }
-# Learning rate and schedule of each kind of network in the table history: with decay, the rate of the table
-# history-rates with the fewest bits per byte at mini, as the mean of seeds 0 and 1 (docs/road.md).
-TUNED: dict[str, tuple[float, str]] = {
-    "window": (1e-2, "decay"),
-    "rnn": (3e-3, "decay"),
-    "gru": (3e-3, "decay"),
-    "lstm": (1e-2, "decay"),
-    "transformer": (3e-3, "decay"),
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # learning rates of AdamW
+RELATIVE_RATES = (0.01, 0.02, 0.04, 0.08)  # of AdamW with updates relative to the size of each parameter
+
+
+def adamw(rate: float, schedule: str) -> Changes:
+    """Return AdamW with a learning rate and a schedule of SCHEDULES."""
+    return {"pretraining.optimizer.learning_rate": rate} | SCHEDULES[schedule]
+
+
+def relative_adamw(rate: float) -> Changes:
+    """Return AdamW whose updates are ``rate`` times the size of a parameter, with decay."""
+    return adamw(rate, "decay") | {"pretraining.optimizer.name": "adamw-relative"}
+
+
+# The optimisers of the table history-rates, by the ends of its rows' names.
+OPTIMIZERS: dict[str, Changes] = {
+    f"{rate:g}-{schedule}": adamw(rate, schedule) for rate in RATES for schedule in SCHEDULES
+} | {f"relative-{rate:g}": relative_adamw(rate) for rate in RELATIVE_RATES}
+# The optimiser of each kind of network in the table history: of those with decay, the one with the fewest
+# bits per byte in the table history-rates at mini, as the mean of seeds 0 and 1 (docs/road.md).
+TUNED: dict[str, str] = {
+    "window": "0.01-decay",
+    "rnn": "0.003-decay",
+    "gru": "0.003-decay",
+    "lstm": "0.01-decay",
+    "transformer": "0.003-decay",
 }
 # One rate for every kind, which was the best of four after 200 steps at nano. Tables that were trained before
 # the rates were tuned at mini have it.
-COMMON = (1e-2, "decay")
-# learning rates of the table history-rates: of AdamW, and of AdamW with updates relative to each parameter
-RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-RELATIVE_RATES = (0.01, 0.02, 0.04, 0.08)
+COMMON = OPTIMIZERS["0.01-decay"]
 UPDATES = (1, 4, 16)  # of the table history-budgets, as multiples of those of the table history
 
 
@@ -120,23 +135,17 @@ def ngram(order: int) -> Changes:
 
     It differs from the Transformer at the rate COMMON in nothing but what is counted; no rate affects it.
     """
-    transformer = with_rate_and_schedule(TRANSFORMER_LM, *COMMON)
-    return transformer | {"counts.model": "ngram", "counts.order": order}
+    return TRANSFORMER_LM | COMMON | {"counts.model": "ngram", "counts.order": order}
 
 
 def language_model(kind: str, layers: int = 1, window: int = WINDOW_CONTEXT) -> Changes:
-    """Return the changes of a network of this kind, with the learning rate and schedule of TRANSFORMER_LM."""
+    """Return the changes of a network of this kind, with the optimiser of TRANSFORMER_LM."""
     return TRANSFORMER_LM if kind == "transformer" else network(TRANSFORMER_LM, kind, layers, window)
 
 
-def with_rate_and_schedule(changes: Changes, rate: float, schedule: str) -> Changes:
-    """Return ``changes`` with a learning rate and a schedule of SCHEDULES."""
-    return changes | SCHEDULES[schedule] | {"pretraining.optimizer.learning_rate": rate}
-
-
-def with_relative_rate(changes: Changes, rate: float) -> Changes:
-    """Return ``changes`` with AdamW whose updates are relative to the size of each parameter, and decay."""
-    return with_rate_and_schedule(changes, rate, "decay") | {"pretraining.optimizer.name": "adamw-relative"}
+def tuned(kind: str, layers: int = 1, window: int = WINDOW_CONTEXT) -> Changes:
+    """Return the changes of a network of this kind, with the optimiser that is best for the kind."""
+    return language_model(kind, layers, window) | OPTIMIZERS[TUNED[kind]]
 
 
 def with_updates(changes: Changes, factor: float) -> Changes:
@@ -159,10 +168,7 @@ def budget_rows() -> dict[str, Changes]:
     for factor in UPDATES:
         rows[f"5-gram-x{factor}"] = with_updates(ngram(5), factor)
         for kind in ("lstm", "transformer"):
-            rate, _ = TUNED[kind]
-            rows[f"{kind}-x{factor}"] = with_updates(
-                with_rate_and_schedule(language_model(kind), rate, "decay"), factor
-            )
+            rows[f"{kind}-x{factor}"] = with_updates(tuned(kind), factor)
     return rows
 
 
@@ -193,12 +199,12 @@ TABLES = (
             "trigram": ngram(3),
             "4-gram": ngram(4),
             "5-gram": ngram(5),
-            "window": with_rate_and_schedule(language_model("window"), *TUNED["window"]),
-            "rnn": with_rate_and_schedule(language_model("rnn"), *TUNED["rnn"]),
-            "gru": with_rate_and_schedule(language_model("gru"), *TUNED["gru"]),
-            "lstm": with_rate_and_schedule(language_model("lstm"), *TUNED["lstm"]),
-            "lstm-2": with_rate_and_schedule(language_model("lstm", layers=2), *TUNED["lstm"]),
-            "transformer": with_rate_and_schedule(language_model("transformer"), *TUNED["transformer"]),
+            "window": tuned("window"),
+            "rnn": tuned("rnn"),
+            "gru": tuned("gru"),
+            "lstm": tuned("lstm"),
+            "lstm-2": tuned("lstm", layers=2),
+            "transformer": tuned("transformer"),
         },
         scale="mini",
         seeds=5,
@@ -207,10 +213,7 @@ TABLES = (
     make_table(
         "history-window",
         "How many tokens a feed-forward language model should read",
-        {
-            str(window): with_rate_and_schedule(language_model("window", window=window), *TUNED["window"])
-            for window in (1, 2, WINDOW_CONTEXT, 8, 16)
-        },
+        {str(window): tuned("window", window=window) for window in (1, 2, WINDOW_CONTEXT, 8, 16)},
         baseline=f"history-window/{WINDOW_CONTEXT}",
         scale="mini",
         seeds=3,
@@ -221,15 +224,9 @@ TABLES = (
         "history-rates",
         "Optimiser, learning rate and decay of each kind of language model",
         {
-            f"{kind}-{rate:g}-{schedule}": with_rate_and_schedule(language_model(kind), rate, schedule)
+            f"{kind}-{name}": language_model(kind) | optimizer
             for kind in TUNED
-            for rate in RATES
-            for schedule in SCHEDULES
-        }
-        | {
-            f"{kind}-relative-{rate:g}": with_relative_rate(language_model(kind), rate)
-            for kind in TUNED
-            for rate in RELATIVE_RATES
+            for name, optimizer in OPTIMIZERS.items()
         },
         baseline="history/5-gram",
         scale="mini",

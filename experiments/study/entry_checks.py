@@ -111,12 +111,18 @@ def check_noise(name: str, noise: Noise) -> None:
 
     The mask is a function of settings and texts: it is the same if it is drawn again. Of counts, if it has
     them, that of noise tokens is exact, and those of spans may be too large. What it ignores should be
-    settings.
+    settings, and the rate is none of them if the room for targets follows from it.
     """
     settings = [field for field, value in vars(CorruptionConfig).items() if isinstance(value, property)]
     for ignored in noise.ignores:
         if ignored not in settings:
             raise SettingError(f"NOISES[{name!r}] ignores {ignored!r}{did_you_mean(ignored, settings)}")
+    if "rate" in noise.ignores and noise.has_room_by_rate:
+        raise SettingError(
+            f"NOISES[{name!r}] ignores 'rate' and has no counts: targets have room for objective.rate of a "
+            "text, and noise beyond that is left out. Give Noise(..., counts=...), or do not ignore 'rate' "
+            "and set objective.rate to the share that it hides"
+        )
     rng = np.random.default_rng(0)
     batch, width = len(LENGTHS), int(LENGTHS.max())
     uniforms = rng.random((batch, noise.uniforms_per_token, width), np.float32)

@@ -1,12 +1,12 @@
 """Rungs for ``lm ladder``: language models of three kinds, each at five sizes.
 
 From rung to rung the width of a model and the number of its updates grow by the same factor. All rungs have
-one learning rate and schedule, COMMON. The largest have the sizes, updates and text of the table ``history``.
+the optimiser COMMON. The largest have the sizes, updates and text of the table ``history``.
 """
 
 from dataclasses import replace
 
-from experiments.study.baselines import COMMON, EqualSize, language_model, with_rate_and_schedule
+from experiments.study.baselines import COMMON, EqualSize, language_model
 from experiments.study.changes import Changes, times
 from experiments.study.table import make_table
 
@@ -24,7 +24,7 @@ def at_size(kind: str, size: float) -> Changes:
         model |= {"model.mlp.d_ff": times(size)}
     # widths come first, since those of recurrent layers follow from them
     sizes: Changes = {"model.d_model": times(size), "model.attention.d_kv": times(size)}
-    return sizes | with_rate_and_schedule(model, *COMMON) | {"pretraining.steps": times(4 * size)}
+    return sizes | model | COMMON | {"pretraining.steps": times(4 * size)}
 
 
 TABLES = (

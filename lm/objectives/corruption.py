@@ -130,6 +130,11 @@ class Noise(NamedTuple):
         return self.loss_weights is not None
 
     @property
+    def has_room_by_rate(self) -> bool:
+        """Return whether targets have room for the share ``rate`` of a text; noise beyond it is trimmed."""
+        return self.hides_tokens and not self.fits_without_trimming and not self.bounds_likelihood
+
+    @property
     def fits_without_trimming(self) -> bool:
         """Return whether inputs and targets always fit, so that noise is not reduced after it is drawn.
 

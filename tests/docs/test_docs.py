@@ -5,8 +5,10 @@ need, such as a finished run or a data set, is not here. A launch prints the com
 """
 
 import ast
+import importlib
 import re
 import shlex
+from importlib.util import find_spec
 
 import pytest
 from commands import accepted
@@ -99,6 +101,22 @@ def test_blocks_of_python_are_python():
     for page in PAGES:
         for code in re.findall(r"```python\n(.*?)```", text_of(page), re.DOTALL):
             ast.parse(code)
+
+
+def test_what_blocks_of_python_import_is_there():
+    found = 0
+    for page in PAGES:
+        if page.name == "CONTRIBUTING.md":  # its blocks run after its patches, in test_contributing.py
+            continue
+        for code in re.findall(r"```python\n(.*?)```", text_of(page), re.DOTALL):
+            for node in ast.walk(ast.parse(code)):
+                if isinstance(node, ast.ImportFrom) and re.match(r"(lm|experiments|launch)\b", node.module):
+                    module = importlib.import_module(node.module)
+                    for alias in node.names:
+                        is_there = hasattr(module, alias.name) or find_spec(f"{node.module}.{alias.name}")
+                        assert is_there, f"{page.relative_to(ROOT)}: {node.module} has no {alias.name!r}"
+                        found += 1
+    assert found > 50
 
 
 def test_readme_is_short_and_names_every_page():

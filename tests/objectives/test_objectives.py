@@ -328,31 +328,35 @@ def test_noise_lies_in_the_text_fits_its_targets_and_is_the_same_whatever_the_ot
     objective, room, counts = Objective(noise=name, rate=0.5), 20, np.array([1, 2, 7, 30, 40])
     if objective.corruption.fits_without_trimming or name == "none":
         room = 42
-    u, starts = (
-        uniforms(0, np.arange(5), objective.uniforms_per_token, 40),
-        np.arange(200).reshape(5, 40) % 3 == 0,
-    )
-    mask = noise_mask(objective, CorruptionInputs(counts, u, 100, starts), room)
+    u = uniforms(0, np.arange(5), objective.uniforms_per_token, 40)
+    words, sentences = (np.arange(200).reshape(5, 40) % every == 0 for every in (3, 7))
+    mask = noise_mask(objective, CorruptionInputs(counts, u, 100, words, sentences), room)
     assert not mask[~length_mask(counts, 40)].any()
     assert mask.any() == (name not in ("none", "random-text"))
     tokens = whole(np.full((5, 40), 5, np.int32), counts)
     pairs = Collocations([(5, 5)])
     _, targets = denoise(objective, tokens, u, VOCABULARY, room, collocations=pairs)
     assert targets.lengths.max() <= room
-    alone = noise_mask(objective, CorruptionInputs(counts[3:4], u[3:4], 100, starts[3:4]), room)
-    assert (alone == mask[3:4]).all()
+    fourth = CorruptionInputs(counts[3:4], u[3:4], 100, words[3:4], sentences[3:4])
+    assert (noise_mask(objective, fourth, room) == mask[3:4]).all()
 
 
 @pytest.mark.parametrize("name", NOISES)
 def test_noise_follows_every_setting_but_those_that_it_is_said_to_ignore(name):
     noise, lengths = NOISES[name], np.full(20, 100)
+    everywhere = np.ones((20, 100), bool)  # each token begins a word and a sentence
     text = CorruptionInputs(
-        lengths, uniforms(0, np.arange(20), noise.uniforms_per_token, 100), 100, np.ones((20, 100), bool)
+        lengths, uniforms(0, np.arange(20), noise.uniforms_per_token, 100), 100, everywhere, everywhere
     )
     usual = noise.mask(Objective(rate=0.3), text)
     for field, value in {"rate": 0.4, "mean_span_length": 5.0}.items():
         other = noise.mask(replace(Objective(rate=0.3), **{field: value}), text)
         assert (other == usual).all() == (field in noise.ignores), field
+
+
+def test_noise_whose_targets_have_room_for_the_rate_reads_the_rate():
+    by_rate = {name for name, noise in NOISES.items() if noise.has_room_by_rate}
+    assert by_rate and not [name for name in by_rate if "rate" in NOISES[name].ignores]
 
 
 def test_the_help_of_the_rate_names_all_noise_that_ignores_it():

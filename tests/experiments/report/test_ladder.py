@@ -15,7 +15,6 @@ from experiments.report.scaling import Ladder, Rung, fit_power_laws
 from experiments.runs import provenance
 from experiments.runs.paths import save_settings
 from experiments.runs.result import write_result
-from experiments.study.baselines import COMMON
 from experiments.study.ladder import SIZES, at_size
 from experiments.study.paths import run_folder
 from experiments.study.registry import TABLES, build, equal_rows_among
@@ -78,7 +77,7 @@ def test_with_one_seed_per_rung_chance_is_not_known_and_intervals_are_points():
 
 @pytest.mark.parametrize("kind", ["window", "lstm", "transformer"])
 def test_the_largest_rung_is_of_the_size_of_history_and_the_others_are_narrower_and_shorter(kind):
-    row = f"history-rates/{kind}-{COMMON[0]:g}-{COMMON[1]}"
+    row = f"history-rates/{kind}-0.01-decay"
     assert [*equal_rows_among(f"ladder/{kind}-x1", [row], "mini")] == [row]
     whole = build(f"ladder/{kind}-x1", "mini")
     for size in SIZES[:-1]:

@@ -24,7 +24,7 @@ from experiments.report.results import find_results
 from experiments.runs.kinds.pretraining import pretraining_spec
 from experiments.runs.paths import save_settings
 from experiments.runs.result import write_result
-from experiments.study.baselines import RATES, SCHEDULES, TABLES, TUNED, UPDATES
+from experiments.study.baselines import RATES, RELATIVE_RATES, TABLES, TUNED, UPDATES
 from experiments.study.paths import run_folder
 from experiments.study.registry import REGISTRY, build
 from lm.nn.transformer import Transformer
@@ -66,22 +66,26 @@ def test_the_curve_of_ngrams_goes_to_order_five_and_is_run_with_five_seeds():
     assert orders == [2, 3, 4, 5] and BY_NAME["history"].seeds == 5
 
 
-def test_rates_has_every_kind_at_every_rate_and_schedule():
+def test_rates_has_every_kind_with_every_optimiser_rate_and_schedule():
     rows = [build(row.name, "mini") for row in BY_NAME["history-rates"].rows]
-    kinds = {(e.model.mixer.kind, e.pretraining.optimizer.schedule) for e in rows}
-    assert len(rows) == len(TUNED) * len(RATES) * len(SCHEDULES) == len(set(rows)) == 40
-    assert kinds == {
-        (kind, schedule)
+    settings = [(e.model.mixer.kind, e.pretraining.optimizer) for e in rows]
+    found = {(kind, x.name, x.learning_rate, x.schedule) for kind, x in settings}
+    assert found == {
+        (kind, name, rate, schedule)
         for kind in ("window", "rnn", "gru", "lstm", "attention")
-        for schedule in ("constant", "linear")
+        for name, rates, schedules in (
+            ("adamw", RATES, ("constant", "linear")),
+            ("adamw-relative", RELATIVE_RATES, ("linear",)),
+        )
+        for rate in rates
+        for schedule in schedules
     }
-    assert {e.pretraining.optimizer.learning_rate for e in rows} == {*RATES}
+    assert len(rows) == len(found) == 60
 
 
 @pytest.mark.parametrize("kind", TUNED)
 def test_a_network_of_history_is_a_row_of_the_grid_that_it_is_to_be_chosen_from(kind):
-    rate, schedule = TUNED[kind]
-    assert build(f"history/{kind}", "mini") == build(f"history-rates/{kind}-{rate:g}-{schedule}", "mini")
+    assert build(f"history/{kind}", "mini") == build(f"history-rates/{kind}-{TUNED[kind]}", "mini")
 
 
 @pytest.mark.parametrize("scale", ["nano", "mini"])

@@ -542,11 +542,10 @@ def test_settings_of_a_setup_are_those_that_its_rows_may_change():
 
 
 def test_the_pages_of_the_papers_are_those_that_the_tables_make(monkeypatch):
-    """Else: python docs/paper_pages.py."""
     monkeypatch.syspath_prepend(ROOT / "docs")
     from paper_pages import outdated
 
-    assert outdated() == []
+    assert outdated() == [], "make the pages anew: python docs/paper_pages.py"
 
 
 def test_no_zero_on_a_page_has_a_sign():
@@ -561,3 +560,8 @@ def test_every_module_of_a_paper_is_registered_and_its_page_is_in_the_navigation
     assert modules == PAPERS.keys()
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
     assert [name for name in modules if f" papers/{name}.md\n" not in navigation] == []
+
+
+def test_the_readme_has_the_number_of_papers():
+    others = {14: "fourteen", 15: "fifteen", 16: "sixteen"}[len(PAPERS) - 1]
+    assert f"and {others} others are" in (ROOT / "README.md").read_text("utf-8")

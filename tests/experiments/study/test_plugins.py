@@ -281,6 +281,10 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             r"my\.py:5: NOISES\['odd'\] returns another mask when it is called again .*texts\.uniforms",
         ),
         (
+            NOISE + "NOISES['odd'] = Noise(NOISES['iid'].mask, ignores=('rate',))\n",
+            r"my\.py:3: NOISES\['odd'\] ignores 'rate' and has no counts: .*Noise\(\.\.\., counts=\.\.\.\)",
+        ),
+        (
             NOISE + "NOISES['odd'] = Noise(NOISES['iid'].mask, counts=lambda *_: 3)\n",
             r"my\.py:3: the counts of NOISES\['odd'\] should be NoiseCounts",
         ),
