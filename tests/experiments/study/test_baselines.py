@@ -80,7 +80,7 @@ def test_rates_has_every_kind_with_every_optimiser_rate_and_schedule():
         for rate in rates
         for schedule in schedules
     }
-    assert len(rows) == len(found) == 60
+    assert len(rows) == len(found) == 65
 
 
 @pytest.mark.parametrize("kind", TUNED)
