@@ -98,7 +98,7 @@ SCHEDULES: dict[str, Changes] = {
     "decay": {"pretraining.optimizer.schedule": "linear"},  # to 0 at the last step
 }
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)  # learning rates of AdamW
-RELATIVE_RATES = (0.01, 0.02, 0.04, 0.08, 0.16)  # of AdamW with updates relative to the size of each parameter
+RELATIVE_RATES = (0.01, 0.02, 0.04, 0.08, 0.16)  # of AdamW with updates relative to each parameter
 
 
 def adamw(rate: float, schedule: str) -> Changes:
