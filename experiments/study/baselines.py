@@ -121,8 +121,8 @@ TUNED: dict[str, str] = {
     "window": "0.01-decay",
     "rnn": "0.003-decay",
     "gru": "0.003-decay",
-    "lstm": "0.01-decay",
-    "transformer": "0.003-decay",
+    "lstm": "relative-0.08",
+    "transformer": "relative-0.08",
 }
 # One rate for every kind, which was the best of four after 200 steps at nano. Tables that were trained before
 # the rates were tuned at mini have it.
