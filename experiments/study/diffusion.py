@@ -71,7 +71,8 @@ TABLES = (
         {
             f"masked-diffusion-{name}": masked_diffusion("masked-diffusion", name)
             for name in DIFFUSION_OPTIMIZERS
-        },
+        }
+        | {f"any-order-{DIFFUSION_COMMON}": masked_diffusion("any-order", DIFFUSION_COMMON)},
         baseline="now/4-diffusion/causal-lm",
         scale="mini",
         seeds=2,
