@@ -20,7 +20,7 @@ from experiments.runs.paths import COUNTS_FILE
 from lm.files import matches_checksum
 from lm.train.runtime import manifest
 from lm.train.runtime.log import Log
-from lm.train.runtime.records import finished_records, now, records
+from lm.train.runtime.records import now, num_records_when_finished, records
 
 
 def saved_steps(folder: Path) -> tuple[int, ...]:
@@ -37,7 +37,7 @@ def is_stage_finished(folder: Path, steps: int) -> bool:
     """
 
     def ended() -> bool:
-        recorded, expected = len(records(folder)), finished_records(folder, steps)
+        recorded, expected = len(records(folder)), num_records_when_finished(folder, steps)
         return expected is not None and recorded >= expected and steps in saved_steps(folder)
 
     return broadcast_from_first(ended)
@@ -101,11 +101,11 @@ class StageLog(Log):
         if step > self._first_step:
             self._reporter.resumed(self._phase, step, self._last_step)
 
-    def log_first_step(self, compiling: float) -> None:
-        super().log_first_step(compiling)
-        self._reporter.first_step_done(compiling)
+    def log_first_step(self, compile_seconds: float) -> None:
+        super().log_first_step(compile_seconds)
+        self._reporter.first_step_done(compile_seconds)
 
-    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+    def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
         super().write(step, kind, values)
         if "content_loss" in values:
             losses = f"{values['content_loss']:.2f} ({values['reference_loss']:.2f} without context)"

@@ -18,22 +18,25 @@ STATE_MATRICES = {"rnn": 1, "gru": 3, "lstm": 4}  # matrices of a recurrent laye
 
 @dataclass(frozen=True)
 class EqualSize:
-    """A change of ``model.mixer.width``: makes ``layers`` of a mixer as large as the Transformer's blocks."""
+    """Computes ``model.mixer.width``: that of ``layers`` of a mixer as large as all blocks of a model."""
 
     mixer: str
     layers: int
     bidirectional: bool = False
     window: int = WINDOW_CONTEXT  # tokens that a window mixer reads
-    feed_forward: float = 1.0  # width of the Transformer's feed-forward layers, as a multiple of the scale's
+    d_ff_factor: float = 1.0  # multiple of model.mlp.d_ff that the Transformer to be matched has
 
     def __call__(self, _old: int | None, experiment: Experiment) -> int:
         """Return the even width whose number of parameters is nearest."""
         model = experiment.model
-        d_model, d_ff = model.d_model, times(self.feed_forward).compute(model.mlp.d_ff)
-        heads = model.attention.num_heads * model.attention.d_kv
-        blocks = model.num_encoder_layers if self.bidirectional else model.num_decoder_layers
-        block = 4 * d_model * heads + 3 * heads + 2 * d_model * d_ff + d_ff + 6 * d_model
-        target = blocks * block / self.layers
+        d_model, d_ff = model.d_model, times(self.d_ff_factor).compute(model.mlp.d_ff)
+        inner_dim = model.attention.num_heads * model.attention.d_kv
+        num_blocks = model.num_encoder_layers if self.bidirectional else model.num_decoder_layers
+        attention = 4 * d_model * inner_dim + 3 * inner_dim  # four matrices; biases of queries, keys, values
+        feed_forward = 2 * d_model * d_ff + d_ff  # two matrices and the inner bias
+        norms_and_output_biases = 6 * d_model  # two layer norms, each with scale and bias; two output biases
+        block = attention + feed_forward + norms_and_output_biases
+        target = num_blocks * block / self.layers
         widths = range(2, 16 * d_model, 2)
         return min(widths, key=lambda width: abs(self.layer_parameters(width, d_model) - target))
 
@@ -46,7 +49,9 @@ class EqualSize:
         if self.mixer == "gru":
             mixer += width  # a second bias of the candidate state
         directions = 2 if self.bidirectional else 1
-        return directions * (mixer + width * d_model) + 8 * d_model + 1
+        # two layer norms, the bias of the projection, a feed-forward layer of width 1
+        rest = 8 * d_model + 1
+        return directions * (mixer + width * d_model) + rest
 
     def __str__(self) -> str:
         layers = "1 layer" if self.layers == 1 else f"{self.layers} layers"
@@ -59,23 +64,24 @@ def network(changes: Changes, mixer: str, layers: int, window: int = WINDOW_CONT
     window: number of tokens that a layer of the mixer "window" reads.
     """
     bidirectional = changes["model.architecture"] == "encoder"
-    own: Changes = {
+    mixer_changes: Changes = {
         "model.positions.kind": "none",
-        # asks for the Transformer's sizes, so it comes before what changes them
+        # Changes are applied in order: this one reads the Transformer's d_ff and number of blocks.
         "model.mixer.width": EqualSize(mixer, layers, bidirectional, window),
         "model.mixer.kind": mixer,
         "model.mlp.d_ff": 1,
     }
     if bidirectional:
-        own["model.num_encoder_layers"] = layers
+        mixer_changes["model.num_encoder_layers"] = layers
     else:
-        own["model.num_decoder_layers"] = layers
+        mixer_changes["model.num_decoder_layers"] = layers
     if mixer == "window":
-        own["model.mixer.window"] = window
-    return without(changes, *own) | own
+        mixer_changes["model.mixer.window"] = window
+    # leaves these keys out first, so that they come last, in the order above
+    return without(changes, *mixer_changes) | mixer_changes
 
 
-# At nano these read 1.2 M tokens twice, at mini 2.5 M.
+# At nano 2.4 M tokens are read, at mini 4.9 M: a text of half that size, twice.
 TRANSFORMER_LM: Changes = (
     family("gpt2")
     | objective("causal-lm")
@@ -102,40 +108,48 @@ RELATIVE_RATES = (0.01, 0.02, 0.04, 0.08, 0.16)  # of AdamW with updates relativ
 
 
 def adamw(rate: float, schedule: str) -> Changes:
-    """Return AdamW with a learning rate and a schedule of SCHEDULES."""
-    return {"pretraining.optimizer.learning_rate": rate} | SCHEDULES[schedule]
+    """Return the changes to AdamW with a learning rate and a schedule of SCHEDULES."""
+    return (
+        {"pretraining.optimizer.name": "adamw"}
+        | {"pretraining.optimizer.learning_rate": rate}
+        | SCHEDULES[schedule]
+    )
 
 
 def relative_adamw(rate: float) -> Changes:
-    """Return AdamW whose updates are ``rate`` times the size of a parameter, with decay."""
+    """Return the changes to AdamW with updates relative to the parameters, and a rate that decays to 0.
+
+    The update of each array is multiplied by the array's root mean square.
+    """
     return adamw(rate, "decay") | {"pretraining.optimizer.name": "adamw-relative"}
 
 
-# The optimisers of the table history-rates, by the ends of its rows' names.
+# Optimisers that the table history-rates compares. Its rows are named KIND-KEY, such as lstm-0.01-decay.
 OPTIMIZERS: dict[str, Changes] = {
     f"{rate:g}-{schedule}": adamw(rate, schedule) for rate in RATES for schedule in SCHEDULES
 } | {f"relative-{rate:g}": relative_adamw(rate) for rate in RELATIVE_RATES}
 # The optimiser of each kind of network in the table history: of those with decay, the one with the fewest
 # bits per byte in the table history-rates at mini, as the mean of seeds 0 and 1 (docs/road.md).
-TUNED: dict[str, str] = {
+TUNED_OPTIMIZERS: dict[str, str] = {
     "window": "0.01-decay",
     "rnn": "0.003-decay",
     "gru": "0.003-decay",
     "lstm": "relative-0.08",
     "transformer": "relative-0.08",
 }
-# One rate for every kind, which was the best of four after 200 steps at nano. Tables that were trained before
-# the rates were tuned at mini have it.
-COMMON = OPTIMIZERS["0.01-decay"]
-UPDATES = (1, 4, 16)  # of the table history-budgets, as multiples of those of the table history
+# The optimiser of tables that were trained before each kind had its own. Its rate was the best of four after
+# 200 steps at nano, there with a constant schedule.
+COMMON_OPTIMIZER = OPTIMIZERS["0.01-decay"]
+UPDATE_FACTORS = (1, 4, 16)  # of the table history-budgets, as multiples of those of the table history
 
 
 def ngram(order: int) -> Changes:
     """Return the changes of an interpolated Kneser-Ney n-gram model (Chen and Goodman 1999).
 
-    It differs from the Transformer at the rate COMMON in nothing but what is counted; no rate affects it.
+    All other settings are those of the Transformer, so that both read the same text. The optimiser among them
+    is not used.
     """
-    return TRANSFORMER_LM | COMMON | {"counts.model": "ngram", "counts.order": order}
+    return TRANSFORMER_LM | COMMON_OPTIMIZER | {"counts.model": "ngram", "counts.order": order}
 
 
 def language_model(kind: str, layers: int = 1, window: int = WINDOW_CONTEXT) -> Changes:
@@ -145,14 +159,14 @@ def language_model(kind: str, layers: int = 1, window: int = WINDOW_CONTEXT) -> 
 
 def tuned(kind: str, layers: int = 1, window: int = WINDOW_CONTEXT) -> Changes:
     """Return the changes of a network of this kind, with the optimiser that is best for the kind."""
-    return language_model(kind, layers, window) | OPTIMIZERS[TUNED[kind]]
+    return language_model(kind, layers, window) | OPTIMIZERS[TUNED_OPTIMIZERS[kind]]
 
 
 def with_updates(changes: Changes, factor: float) -> Changes:
-    """Return a language model with ``factor`` times the updates, which reads its text four times.
+    """Return ``changes`` with ``factor`` times the updates of history, and four passes over the text.
 
-    More updates read more text, so that n-grams and networks with as many updates learn from the same text:
-    at mini 1.2, 4.9 and 20 M tokens.
+    The amount of text therefore grows with the updates, for n-grams too: at mini to 1.2, 4.9 and 20 M tokens
+    for the factors 1, 4 and 16. With the factor 1 it is half that of history.
     """
     return changes | {
         "pretraining.steps": times(4 * factor),
@@ -165,14 +179,14 @@ def with_updates(changes: Changes, factor: float) -> Changes:
 def budget_rows() -> dict[str, Changes]:
     """Return for each number of updates a 5-gram, an LSTM and a Transformer, with decay to 0."""
     rows: dict[str, Changes] = {}
-    for factor in UPDATES:
+    for factor in UPDATE_FACTORS:
         rows[f"5-gram-x{factor}"] = with_updates(ngram(5), factor)
         for kind in ("lstm", "transformer"):
             rows[f"{kind}-x{factor}"] = with_updates(tuned(kind), factor)
     return rows
 
 
-TAGGING: Changes = (
+PRETRAINED_TAGGER: Changes = (
     family("bert-base")
     | objective("masked-lm")
     | ADAMW
@@ -180,17 +194,18 @@ TAGGING: Changes = (
         "model.embedding.type_vocab_size": 0,
         "model.heads": (),
         "tuning.mixtures": (),
-        "tuning.heads": ("roles",),
+        "tuning.heads": ("roles",),  # documentation/roles: the syntactic tag of each word of Python code
         "finetuning.steps": times(8),
         "finetuning.optimizer.learning_rate": 3e-3,  # the bi-LSTM has 79 % after 200 steps at 3e-4, 99 % here
     }
 )
-UNTRAINED: Changes = without(TAGGING, "objective") | {"pretraining.steps": 0}
+# fine-tuned from random parameters; without pre-training there is no objective
+TAGGER_FROM_SCRATCH: Changes = without(PRETRAINED_TAGGER, "objective") | {"pretraining.steps": 0}
 ENTITIES: Changes = {"tuning.heads": ("entities",)}
-HIDDEN_MARKOV: Changes = UNTRAINED | {"counts.model": "tagger"}
+HIDDEN_MARKOV: Changes = TAGGER_FROM_SCRATCH | {"counts.model": "tagger"}
 
 TABLES = (
-    # three to five minutes each, 2,400 steps of 0.06 to 0.09 s on two cores; n-grams take seconds
+    # three to five minutes each on one core, with compiling and evaluating; n-grams take seconds
     make_table(
         "history",
         "Language models in the order of their discovery",
@@ -219,13 +234,13 @@ TABLES = (
         seeds=3,
         axis=Axis("model.mixer.window", "window [tokens]"),
     ),
-    # By these runs TUNED is chosen: 65 rows of three to five minutes, two seeds each.
+    # By these runs TUNED_OPTIMIZERS is chosen: 65 rows of three to five minutes, two seeds each.
     make_table(
         "history-rates",
         "Optimiser, learning rate and decay of each kind of language model",
         {
             f"{kind}-{name}": language_model(kind) | optimizer
-            for kind in TUNED
+            for kind in TUNED_OPTIMIZERS
             for name, optimizer in OPTIMIZERS.items()
         },
         baseline="history/5-gram",
@@ -248,9 +263,9 @@ TABLES = (
             "hmm-greedy": HIDDEN_MARKOV | {"counts.tagging": "greedy"},
             "hmm-beam": HIDDEN_MARKOV | {"counts.tagging": "beam"},
             "hmm-viterbi": HIDDEN_MARKOV | {"counts.tagging": "viterbi"},
-            "bi-lstm": network(UNTRAINED, "lstm", 1),
-            "transformer": UNTRAINED,
-            "bert": TAGGING,
+            "bi-lstm": network(TAGGER_FROM_SCRATCH, "lstm", 1),
+            "transformer": TAGGER_FROM_SCRATCH,
+            "bert": PRETRAINED_TAGGER,
         },
         scale="mini",
         seeds=2,
@@ -263,9 +278,9 @@ TABLES = (
             "most-frequent": HIDDEN_MARKOV | ENTITIES | {"counts.tagging": "most-frequent"},
             "hmm-greedy": HIDDEN_MARKOV | ENTITIES | {"counts.tagging": "greedy"},
             "hmm-viterbi": HIDDEN_MARKOV | ENTITIES | {"counts.tagging": "viterbi"},
-            "bi-lstm": network(UNTRAINED, "lstm", 1) | ENTITIES,
-            "transformer": UNTRAINED | ENTITIES,
-            "bert": TAGGING | ENTITIES,
+            "bi-lstm": network(TAGGER_FROM_SCRATCH, "lstm", 1) | ENTITIES,
+            "transformer": TAGGER_FROM_SCRATCH | ENTITIES,
+            "bert": PRETRAINED_TAGGER | ENTITIES,
         },
         scale="mini",
         seeds=2,

@@ -7,7 +7,7 @@ parameters and updates.
 """
 
 from experiments.study.baselines import (
-    COMMON,
+    COMMON_OPTIMIZER,
     RATES,
     TRANSFORMER_LM,
     adamw,
@@ -20,27 +20,30 @@ from experiments.study.baselines import (
 from experiments.study.changes import Changes, objective, without
 from experiments.study.table import Conclusion, make_table
 
-# The optimisers of the table of rates, by the ends of its rows' names: AdamW, and that with relative updates.
+# Optimisers that the table now/4-diffusion-rates compares. Its rows are named masked-diffusion-KEY.
 DIFFUSION_OPTIMIZERS: dict[str, Changes] = {f"{rate:g}": adamw(rate, "decay") for rate in RATES} | {
     f"relative-{rate:g}": relative_adamw(rate) for rate in (0.005, 0.01, 0.02, 0.04)
 }
-# The one with the fewest bits per byte at mini, as the mean of seeds 0 and 1 (docs/study.md).
-DIFFUSION_TUNED = "relative-0.01"
-# That of the table of budgets, which was trained before: the best of three at nano, one run each.
-DIFFUSION_COMMON = "0.003"
+# Key of the optimiser of now/4-diffusion: it has the fewest bits per byte in now/4-diffusion-rates at mini,
+# as the mean of seeds 0 and 1 (docs/study.md).
+DIFFUSION_TUNED_OPTIMIZER = "relative-0.01"
+# Key of the optimiser of now/4-diffusion-budgets, whose runs are older than that comparison: the best of
+# three rates at nano, one run each.
+DIFFUSION_BUDGETS_OPTIMIZER = "0.003"
 
 
-def masked_diffusion(name: str, optimizer: str = DIFFUSION_TUNED) -> Changes:
-    """Return the changes that make the Transformer of the table history an encoder, trained by an objective.
+def diffusion_model(objective_name: str, optimizer: str = DIFFUSION_TUNED_OPTIMIZER) -> Changes:
+    """Return the changes of a diffusion language model: the Transformer of the table history as an encoder.
 
-    Its sizes and norms stay. It sees the tokens on both sides of a position, and has its own optimiser.
+    objective_name: "masked-diffusion" or "any-order". Sizes and norms are those of the decoder; attention is
+    bidirectional, and the optimiser is one of DIFFUSION_OPTIMIZERS.
     """
     transformer = without(TRANSFORMER_LM, "objective") | DIFFUSION_OPTIMIZERS[optimizer]
-    return transformer | {"model.architecture": "encoder"} | objective(name)
+    return transformer | {"model.architecture": "encoder"} | objective(objective_name)
 
 
 CAUSAL_LM = tuned("transformer")
-UPDATES = (0.25, 1, 4)  # of the table of budgets, as multiples of those of the first table
+UPDATE_FACTORS = (0.25, 1, 4)  # of the table of budgets, as multiples of those of the first table
 
 TABLES = (
     make_table(
@@ -48,14 +51,16 @@ TABLES = (
         "Diffusion or autoregression",
         {
             "causal-lm": CAUSAL_LM,
-            "masked-diffusion": masked_diffusion("masked-diffusion"),
-            "any-order": masked_diffusion("any-order"),
+            "masked-diffusion": diffusion_model("masked-diffusion"),
+            "any-order": diffusion_model("any-order"),
             "5-gram": ngram(5),
             "lstm": tuned("lstm"),
         },
         scale="mini",
         seeds=5,
-        # written down before the rows were trained; optimisers were chosen again after the first verdicts
+        # The first row of each is expected to have fewer bits per byte. Written down before the rows were
+        # trained; optimisers were chosen again after the first verdicts. "Less noise" means that the loss of
+        # any-order has less variance.
         conclusions=(
             Conclusion("causal-lm", "masked-diffusion", "left to right is ahead at equal text and updates"),
             Conclusion("any-order", "masked-diffusion", "the same bound is learnt better with less noise"),
@@ -69,10 +74,15 @@ TABLES = (
         "now/4-diffusion-rates",
         "Optimisers and learning rates of diffusion",
         {
-            f"masked-diffusion-{name}": masked_diffusion("masked-diffusion", name)
+            f"masked-diffusion-{name}": diffusion_model("masked-diffusion", name)
             for name in DIFFUSION_OPTIMIZERS
         }
-        | {f"any-order-{DIFFUSION_COMMON}": masked_diffusion("any-order", DIFFUSION_COMMON)},
+        # any-order with the optimiser that it had before these were compared
+        | {
+            f"any-order-{DIFFUSION_BUDGETS_OPTIMIZER}": diffusion_model(
+                "any-order", DIFFUSION_BUDGETS_OPTIMIZER
+            )
+        },
         baseline="now/4-diffusion/causal-lm",
         scale="mini",
         seeds=2,
@@ -83,10 +93,10 @@ TABLES = (
         "From which budget on diffusion passes counting or autoregression",
         {
             f"{name}-x{factor:g}": with_updates(changes, factor)
-            for factor in UPDATES
+            for factor in UPDATE_FACTORS
             for name, changes in {
-                "causal-lm": language_model("transformer") | COMMON,
-                "masked-diffusion": masked_diffusion("masked-diffusion", DIFFUSION_COMMON),
+                "causal-lm": language_model("transformer") | COMMON_OPTIMIZER,
+                "masked-diffusion": diffusion_model("masked-diffusion", DIFFUSION_BUDGETS_OPTIMIZER),
                 "5-gram": ngram(5),
             }.items()
         },
@@ -99,7 +109,7 @@ TABLES = (
                 Conclusion(
                     f"causal-lm-x{factor:g}", f"masked-diffusion-x{factor:g}", "left to right is ahead"
                 )
-                for factor in UPDATES
+                for factor in UPDATE_FACTORS
             ),
             Conclusion("5-gram-x0.25", "masked-diffusion-x0.25", "counting is ahead after few updates"),
             Conclusion("masked-diffusion-x4", "5-gram-x4", "diffusion is ahead of counting after many"),

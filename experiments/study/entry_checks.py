@@ -117,7 +117,7 @@ def check_noise(name: str, noise: Noise) -> None:
     for ignored in noise.ignores:
         if ignored not in settings:
             raise SettingError(f"NOISES[{name!r}] ignores {ignored!r}{did_you_mean(ignored, settings)}")
-    if "rate" in noise.ignores and noise.has_room_by_rate:
+    if "rate" in noise.ignores and noise.target_room_follows_rate:
         raise SettingError(
             f"NOISES[{name!r}] ignores 'rate' and has no counts: targets have room for objective.rate of a "
             "text, and noise beyond that is left out. Give Noise(..., counts=...), or do not ignore 'rate' "

@@ -1,12 +1,12 @@
 """Rungs for ``lm ladder``: language models of three kinds, each at five sizes.
 
 From rung to rung the width of a model and the number of its updates grow by the same factor. All rungs have
-the optimiser COMMON. The largest have the sizes, updates and text of the table ``history``.
+the optimiser COMMON_OPTIMIZER. The largest have the sizes, updates and text of the table ``history``.
 """
 
 from dataclasses import replace
 
-from experiments.study.baselines import COMMON, EqualSize, language_model
+from experiments.study.baselines import COMMON_OPTIMIZER, EqualSize, language_model
 from experiments.study.changes import Changes, times
 from experiments.study.table import make_table
 
@@ -19,12 +19,12 @@ def at_size(kind: str, size: float) -> Changes:
     model = language_model(kind)
     width = model.get("model.mixer.width")
     if isinstance(width, EqualSize):
-        model |= {"model.mixer.width": replace(width, feed_forward=size)}
+        model |= {"model.mixer.width": replace(width, d_ff_factor=size)}
     else:
         model |= {"model.mlp.d_ff": times(size)}
     # widths come first, since those of recurrent layers follow from them
     sizes: Changes = {"model.d_model": times(size), "model.attention.d_kv": times(size)}
-    return sizes | model | COMMON | {"pretraining.steps": times(4 * size)}
+    return sizes | model | COMMON_OPTIMIZER | {"pretraining.steps": times(4 * size)}
 
 
 TABLES = (

@@ -140,7 +140,7 @@ def lengths_of_denoisers(
         if is_prefix_lm and architecture not in ENCODER_DECODERS:
             # With EOS a prefix LM's row is inputs, EOS, targets, EOS; the second EOS costs one token of text.
             lengths = lengths._replace(raw=max(lengths.raw - denoiser.objective.eos_after_each_example, 1))
-        if denoiser.objective.corruption.targets_fit_inputs_length and architecture in DECODERS:
+        if denoiser.objective.corruption.targets_limited_to_inputs_length and architecture in DECODERS:
             # Inputs and targets share a row and trade off, so reserve their sum for one text, not both
             # maxima. The sum does not depend on the random number, which is 0 here.
             sides = corrupted_lengths(denoiser.objective, np.array([lengths.raw]), np.zeros(1))

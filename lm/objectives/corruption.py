@@ -82,7 +82,7 @@ class Infilling(NamedTuple):
 class NoiseCounts(NamedTuple):
     """The numbers of noise tokens, of noise spans, and of visible spans, of each text.
 
-    Where the numbers of spans depend on the mask, these are upper bounds.
+    The number of noise tokens is exact. The numbers of spans are upper bounds: packing reserves that room.
     """
 
     num_noise_tokens: np.ndarray  # int [B]
@@ -97,10 +97,10 @@ class Noise(NamedTuple):
     mask: Callable[[CorruptionConfig, CorruptionInputs], np.ndarray]
     # (config, lengths [B], uniforms [B,R,L]) -> Infilling, for noise that also inserts mask tokens
     infill: Callable[[CorruptionConfig, np.ndarray, np.ndarray], Infilling] | None = None
-    # (config, lengths [B], length_uniforms [B]) -> NoiseCounts. Texts are packed before they are corrupted,
-    # and packing needs their lengths after corruption. One random number per text is therefore drawn first:
-    # ``length_uniforms``, which later becomes ``uniforms[:, 0, 0]``. The counts may depend on no other random
-    # number. None: they depend on others too
+    # (config, lengths [B], length_uniforms [B]) -> NoiseCounts. Packing needs the lengths of corrupted texts
+    # before they are corrupted. ``length_uniforms``, one random number per text, is drawn for it, and becomes
+    # ``uniforms[:, 0, 0]`` when the mask is drawn: the counts may depend on it and on no other random number.
+    # None: they depend on others too
     counts: Callable[[CorruptionConfig, np.ndarray, np.ndarray], NoiseCounts] | None = None
     uniforms_per_token: int = 1  # R
     needs_word_starts: bool = False
@@ -111,15 +111,17 @@ class Noise(NamedTuple):
     # causal LM is the exception: it hides everything, and its documents may still be concatenated
     # (``Objective.concatenates``)
     per_document: bool = False
-    # random tokens replace the text before it is formatted (the copying task), drawn by ``uniforms[:, 0]``
+    # the whole text is replaced by random tokens, which ``uniforms[:, 0]`` draw, and inputs and targets are
+    # made of these (the copying task)
     replaces_text: bool = False
     hides_tokens: bool = True
-    # ``compute_lengths`` shortens texts until both inputs and targets fit in ``inputs_length`` tokens
-    targets_fit_inputs_length: bool = False
-    # (lengths [B], uniforms [B,R,L]) -> float32 [B], the weight in the loss of each noise token of a text.
-    # The loss then estimates an upper bound of the text's negative log-likelihood. ``uniforms[:, 1, 0]`` has
-    # to decide how much of a text is noise: a batch spreads this number evenly over its rows. None: the
-    # weight is 1
+    # ``compute_lengths`` makes texts so short that their targets too have at most ``inputs_length`` tokens
+    targets_limited_to_inputs_length: bool = False
+    # (lengths [B], uniforms [B,R,L]) -> float32 [B], the weight in the loss of each noise token of a text, so
+    # that the loss estimates an upper bound of the text's negative log-likelihood. None: the weight is 1.
+    # With weights, ``uniforms[:, 1, 0]`` must set how much of a text is noise. It is not drawn independently
+    # for each row: the rows of a batch cover [0, 1) evenly (``data.batches.evenly_spread_uniforms``), and the
+    # loss has less variance
     loss_weights: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     # settings of ``CorruptionConfig`` that it does not read; changing them is an error
     ignores: tuple[str, ...] = ()
@@ -130,8 +132,11 @@ class Noise(NamedTuple):
         return self.loss_weights is not None
 
     @property
-    def has_room_by_rate(self) -> bool:
-        """Return whether targets have room for the share ``rate`` of a text; noise beyond it is trimmed."""
+    def target_room_follows_rate(self) -> bool:
+        """Return whether ``compute_lengths`` estimates the room for targets from ``rate``.
+
+        Noise beyond that room is removed.
+        """
         return self.hides_tokens and not self.fits_without_trimming and not self.bounds_likelihood
 
     @property
@@ -178,7 +183,8 @@ def _choose_smallest(uniforms: np.ndarray, candidates: np.ndarray, count: np.nda
     """
     order = break_ties(uniforms)
     np.putmask(order, ~candidates, np.inf)
-    # the largest number that is chosen in each row; of a count of 0, that at index -1, which is not used
+    # In each row the count-th smallest number: all up to it are chosen. For a count of 0 the index is -1; the
+    # last line replaces that threshold.
     thresholds = np.sort(order, axis=1)[np.arange(len(order)), count - 1]
     return order <= np.where(count > 0, thresholds, -np.inf)[:, None]
 
@@ -187,17 +193,18 @@ def _choose_smallest(uniforms: np.ndarray, candidates: np.ndarray, count: np.nda
 
 
 def span_counts(config: CorruptionConfig, lengths: np.ndarray) -> NoiseCounts:
-    """Return T5's numbers of noise tokens and of spans, which do not depend on random numbers.
+    """Return T5's numbers of noise tokens and of spans: as many noise spans as visible ones.
 
-    They are computed in float32 and rounded half to even, as in T5's code. A text of less than two tokens
-    counts as one of two, whose second token, the noise, lies outside of the text.
+    They depend on no random number, and are computed in float32 and rounded half to even, as in T5's code.
+    The number of spans is not yet limited to the tokens that there are. A text of less than two tokens is
+    treated as one of two: its second token, which lies outside of the text, is the noise.
     """
     length = np.maximum(lengths, 2)
     num_noise_tokens = np.round(length.astype(np.float32) * np.float32(config.rate)).astype(np.int32)
     num_noise_tokens = np.clip(num_noise_tokens, 1, length - 1)
     num_spans = num_noise_tokens.astype(np.float32) / np.float32(config.mean_span_length)
     num_spans = np.maximum(np.round(num_spans).astype(np.int32), 1)
-    return NoiseCounts(num_noise_tokens, num_spans, np.where(num_noise_tokens < lengths, num_spans, 0))
+    return NoiseCounts(num_noise_tokens, num_spans, num_spans)
 
 
 def _span_counts_of_text(
@@ -220,14 +227,15 @@ def _random_segment_ends(uniforms: np.ndarray, total: np.ndarray, num_segments: 
     columns = np.arange(max(int(total.max()), 1))
     ends = _choose_smallest(uniforms[:, : len(columns)], columns < total[:, None] - 1, num_segments - 1)
     ends[np.arange(len(ends)), total - 1] = True
-    return np.flatnonzero(ends) % len(columns) + 1
+    return np.nonzero(ends)[1] + 1
 
 
 def random_spans_noise_mask(config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
     """Return the mask of T5's span corruption, bool [B,L]: visible text, noise, visible text, ..., noise.
 
-    The numbers of noise tokens and of noise spans are fixed (``span_counts``). The lengths of the noise spans
-    and of the visible spans between them are random.
+    The number of noise tokens is that of ``span_counts``. So is the number of noise spans, unless there are
+    fewer noise tokens, visible tokens or sentinels than that. The lengths of the noise spans and of the
+    visible spans between them are random.
 
     >>> from lm.objectives.denoising import Objective
     >>> u = np.random.default_rng(0).random((1, 1, 8), np.float32)
@@ -249,8 +257,10 @@ def random_spans_noise_mask(config: CorruptionConfig, texts: CorruptionInputs) -
     # none is read twice.
     noise_ends = _random_segment_ends(uniforms, num_noise_tokens, num_spans)
     nonnoise_ends = _random_segment_ends(uniforms[:, ::-1], num_visible_tokens, num_spans)
-    noise_starts = np.roll(noise_ends, 1)  # like the ends, they count noise tokens only
-    noise_starts[np.cumsum(num_spans) - num_spans] = 0
+    # A span begins where the one before it ends, counted in noise tokens; the first of a text begins at 0.
+    noise_starts = np.roll(noise_ends, 1)
+    first_spans = np.cumsum(num_spans) - num_spans  # their indices among the spans of all texts
+    noise_starts[first_spans] = 0
     rows = np.repeat(np.arange(batch), num_spans)
     steps = np.zeros((batch, width + 1), np.int8)  # +1 where noise begins, -1 where it ends
     steps[rows, nonnoise_ends + noise_starts] = 1
@@ -359,8 +369,9 @@ def middle_lengths(lengths: np.ndarray, length_uniforms: np.ndarray) -> np.ndarr
     total = (lengths - 1.0) * (lengths + 2.0) / 2  # the number of substrings
     # n (2 L + 1 - n) / 2 substrings have at most n tokens. The middle has the smallest n for which they are
     # at least the share u of all: the smaller root of n^2 - (2 L + 1) n + 2 u total, rounded up.
-    odd = 2.0 * lengths + 1
-    middles = np.ceil((odd - np.sqrt(odd**2 - 8 * length_uniforms * total)) / 2).astype(np.int32)
+    coefficient = 2.0 * lengths + 1
+    discriminant = coefficient**2 - 8 * length_uniforms * total
+    middles = np.ceil((coefficient - np.sqrt(discriminant)) / 2).astype(np.int32)
     return _clip_to_text(middles, lengths)
 
 
@@ -385,7 +396,7 @@ def _one_span(starts: np.ndarray, span_lengths: np.ndarray, width: int) -> np.nd
     return (offsets >= 0) & (offsets < span_lengths[:, None])
 
 
-def _no_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
+def _no_noise_mask(_config: CorruptionConfig, texts: CorruptionInputs) -> np.ndarray:
     return np.zeros(texts.uniforms[:, 0].shape, bool)
 
 
@@ -399,7 +410,10 @@ def _everything_counts(
     return NoiseCounts(lengths, np.ones_like(lengths), np.zeros_like(lengths))
 
 
-def _no_counts(_config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray) -> NoiseCounts:
+def _no_noise_counts(
+    _config: CorruptionConfig, lengths: np.ndarray, _length_uniforms: np.ndarray
+) -> NoiseCounts:
+    """Return no noise token, and one visible span unless the text is empty."""
     return NoiseCounts(np.zeros_like(lengths), np.ones_like(lengths), np.minimum(lengths, 1))
 
 
@@ -534,7 +548,9 @@ def _poisson_cdf(mean: float) -> np.ndarray:
     return np.cumsum(np.exp(log_probabilities))[:-1]
 
 
-_NO_NOISE = Noise(_no_mask, counts=_no_counts, hides_tokens=False, ignores=("rate", "mean_span_length"))
+_NO_NOISE = Noise(
+    _no_noise_mask, counts=_no_noise_counts, hides_tokens=False, ignores=("rate", "mean_span_length")
+)
 NOISES: dict[str, Noise] = {
     "iid": Noise(_iid_mask, ignores=("mean_span_length",)),
     "uniform-rate": Noise(
@@ -583,7 +599,7 @@ NOISES: dict[str, Noise] = {
     "suffix-share": Noise(
         _suffix_share_mask,
         counts=suffix_share_counts,
-        targets_fit_inputs_length=True,
+        targets_limited_to_inputs_length=True,
         ignores=("mean_span_length",),
     ),
     "everything": Noise(

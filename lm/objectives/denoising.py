@@ -452,7 +452,7 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
     high_inputs, high_targets = corrupted_lengths(objective, raw, np.ones(len(raw)))
     inputs, targets = np.maximum(low_inputs, high_inputs), np.maximum(low_targets, high_targets)
     fits = inputs <= inputs_length
-    if objective.corruption.targets_fit_inputs_length:
+    if objective.corruption.targets_limited_to_inputs_length:
         fits &= targets <= inputs_length
     if not fits.any():
         raise SettingError(
@@ -460,7 +460,7 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
             f"objective.noise={objective.noise!r} and objective.inputs={objective.inputs!r}: raise it"
         )
     longest = int(np.flatnonzero(fits)[-1])
-    if objective.corruption.targets_fit_inputs_length:
+    if objective.corruption.targets_limited_to_inputs_length:
         return Lengths(int(raw[longest]), int(inputs[longest]), int(targets[longest]))
     # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs.
     one_less = int(objective.rate == 0.5 and targets[longest] > inputs[longest])

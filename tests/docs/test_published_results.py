@@ -22,7 +22,7 @@ from experiments.report.order import tau_p_value
 from experiments.report.prediction import read_tables
 from experiments.report.report import write_report
 from experiments.runs.plateau import PLATEAU_MARGIN
-from experiments.study.baselines import OPTIMIZERS, TUNED
+from experiments.study.baselines import OPTIMIZERS, TUNED_OPTIMIZERS
 from experiments.study.claims import claims_to_test, compared_columns
 from experiments.study.papers.t5 import PAPER
 from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
@@ -338,7 +338,7 @@ def test_the_road_has_the_bits_of_every_kind_at_every_rate_and_history_the_best(
     bits = bits_per_byte("mini-history-rates")
     road = (DOCS / "road.md").read_text()
     names = [name for name in OPTIMIZERS if not name.endswith("constant")]
-    for kind, tuned in TUNED.items():
+    for kind, tuned in TUNED_OPTIMIZERS.items():
         means = {name: mean(bits[f"{kind}-{name}"][:2]) for name in names if f"{kind}-{name}" in bits}
         assert tuned == min(means, key=means.get)
         cells = []

@@ -355,7 +355,7 @@ def test_noise_follows_every_setting_but_those_that_it_is_said_to_ignore(name):
 
 
 def test_noise_whose_targets_have_room_for_the_rate_reads_the_rate():
-    by_rate = {name for name, noise in NOISES.items() if noise.has_room_by_rate}
+    by_rate = {name for name, noise in NOISES.items() if noise.target_room_follows_rate}
     assert by_rate and not [name for name in by_rate if "rate" in NOISES[name].ignores]
 
 

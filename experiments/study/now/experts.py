@@ -1,17 +1,17 @@
 """Experts or width? A mixture of experts beside a dense model of equal FLOP, and one of equal parameters.
 
-All rows are the Transformer of the table history, with the optimiser COMMON, and are scored in bits per
-byte of held-out documents. A token passes one of eight experts (Switch, Fedus et al. 2021). So a step has the
+All rows are the Transformer of the table history with COMMON_OPTIMIZER, and are scored in bits per byte of
+held-out documents. A token passes one of eight experts (Switch, Fedus et al. 2021). So a step has the
 FLOP of a dense one's, but for the router's. ``wide`` has one feed-forward layer, with the features of all
 eight.
 """
 
-from experiments.study.baselines import COMMON, language_model
+from experiments.study.baselines import COMMON_OPTIMIZER, language_model
 from experiments.study.changes import Changes, times
 from experiments.study.table import Conclusion, make_table
 
 EXPERTS = 8  # of a layer
-DENSE = language_model("transformer") | COMMON
+DENSE = language_model("transformer") | COMMON_OPTIMIZER
 MIXTURE: Changes = DENSE | {"model.experts.count": EXPERTS}
 
 TABLES = (

@@ -40,7 +40,10 @@ WriteScalars = Callable[[int, Mapping[str, float]], None]  # the values of a ste
 
 
 class NonFiniteLoss(ArithmeticError):
-    """Raised if loss or gradient is not finite, or too many updates were skipped; nothing was saved since."""
+    """Raised if loss or gradient of ``step`` is not finite, or if it is the last of too many skipped updates.
+
+    No state from that step on has been saved.
+    """
 
     def __init__(self, step: int, why: str):
         super().__init__(f"step {step} {why}")
@@ -57,25 +60,27 @@ class Log:
     ``settings`` go to ``run.json``, which describes this start of the run and lists all starts in "starts".
     The "status" of a start is "running", "finished" or an error; that of a start which was killed becomes
     "vanished" at the next start. "finished" is written after all records, together with the "step" of the
-    last record and the number of "records". TensorBoard names a run after its folder, and after ``title``
-    where readers do not know the folder. With a ``project`` the numbers also go to Weights & Biases.
+    last record and the number of "records". In TensorBoard the run has the name of its folder, followed by
+    ``title``, which is for folders named by a hash. With a ``project`` the numbers go to Weights & Biases
+    too.
 
     Raises OSError, with the name of the file, where a record cannot be written.
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any], title: str = "", project: str = ""):
-        self.folder, self._writes = Path(folder), jax.process_index() == 0
+        self.folder, self._is_first_process = Path(folder), jax.process_index() == 0
         self._events, self._project = self.folder / "tensorboard" / title, project
         self._trackers: list[Tracker] = []
         self._file: TextIO | None = None
         self._checksum = ""  # of the last line of metrics.jsonl
         self._step = 0  # of the last record
         self._count = 0  # of records
-        self._start = time.perf_counter()
-        if not self._writes:
+        self._opened_at = time.perf_counter()  # [seconds]
+        if not self._is_first_process:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._this_start: dict[str, Any] = {
+        # the entry of this start in "starts" of run.json
+        self._start_record: dict[str, Any] = {
             "status": "running",
             "started": now(),
             "ended": None,
@@ -92,23 +97,23 @@ class Log:
             "python": platform.python_version(),
             "packages": packages(),
             "settings": settings,
-            "starts": [*_earlier_starts(self.folder / "run.json"), self._this_start],
+            "starts": [*_earlier_starts(self.folder / "run.json"), self._start_record],
         }
         self._write_run()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, _):
-        if not self._writes:
+    def __exit__(self, error_type: type | None, error: BaseException | None, _):
+        if not self._is_first_process:
             return
         for tracker in self._trackers:
             tracker.close()
-        if kind is None:
-            self._this_start |= {"status": "finished", "step": self._step, "records": self._count}
+        if error_type is None:
+            self._start_record |= {"status": "finished", "step": self._step, "records": self._count}
         else:
-            self._this_start["status"] = f"{kind.__name__}: {error}"
-        self._this_start["ended"] = now()
+            self._start_record["status"] = f"{error_type.__name__}: {error}"
+        self._start_record["ended"] = now()
         for finish in (self.sync, self._write_run):
             try:
                 finish()
@@ -118,37 +123,43 @@ class Log:
                 _warn(str(fault))  # the error that came first is raised
 
     def resume_after(self, step: int) -> None:
-        """Resume after ``step``: delete all later records, since training writes them again."""
-        if not self._writes:
+        """Begin to write after ``step``; called once, before the first ``write``.
+
+        Deletes the records of later steps, which training writes again, and opens the trackers.
+        """
+        if not self._is_first_process:
             return
         kept = [record for record in records(self.folder) if record["step"] <= step]
         lines = [self._line(record) for record in kept]
         self._step, self._count = step, len(lines)
         write(self._path, "".join(lines))
-        self._this_start["from_step"] = step
+        self._start_record["from_step"] = step
         self._write_run()
         self._trackers = [Tracker("TensorBoard", partial(tensorboard, self._events, step + 1))]
         if self._project:
             open_writer = partial(weights_and_biases, self._project, self.folder, self._run["settings"])
             self._trackers.append(Tracker("Weights & Biases", open_writer))
 
-    def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-        """Write one record of the values after ``step`` updates; ``kind`` is "train", "eval" or another."""
-        if not self._writes:
+    def write(self, step: int, kind: str, values: Mapping[str, float | None]) -> None:
+        """Write one record of the values after ``step`` updates, without those that are None.
+
+        ``kind`` is "train", "eval" or another. Trackers get the finite numbers alone.
+        """
+        if not self._is_first_process:
             return
         assert self._trackers, "resume_after comes first"
-        values = {name: value for name, value in values.items() if value is not None}
+        present = {name: value for name, value in values.items() if value is not None}
         if not self._path.exists():  # writes to a file that was deleted are lost
             raise FileNotFoundError(ENOENT, "deleted or moved while the run trained", str(self.folder))
         with name_file_in_errors(self._path):
-            line = self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **values})
+            line = self._line({"step": step, "kind": kind, "time": round(time.time(), 3), **present})
             self._file = self._file or self._path.open("a")
             self._file.write(line)
             self._file.flush()
         self._step, self._count = step, self._count + 1
         if kind != "train":  # scores are read from the file while the run goes on
             self.sync()
-        numbers = {name: v for name, v in values.items() if isinstance(v, float | int) and math.isfinite(v)}
+        numbers = {name: v for name, v in present.items() if isinstance(v, float | int) and math.isfinite(v)}
         for tracker in self._trackers:
             tracker.write(step, {f"{kind}/{name}": value for name, value in numbers.items()})
 
@@ -170,29 +181,29 @@ class Log:
 
     @contextmanager
     def evaluating(self, step: int) -> Iterator[None]:
-        """Mark ``step`` as being evaluated in run.json; the mark stays if the evaluation kills the process.
+        """Set "evaluating" in run.json to ``step`` while this context lasts.
 
-        An exception removes the mark, since its message says what is wrong: the evaluation should be tried
-        again once that is mended.
+        If the process is killed the mark stays, and ``evaluation_crashes`` counts it at the next start. After
+        an exception it is removed: the message names the cause, so the next start may try again.
         """
         self._set_evaluating(step)
         try:
             yield
-        except Exception:
-            if self._writes:
-                self._this_start["evaluating"] = None  # which is written together with the status
+        except BaseException:  # KeyboardInterrupt too
+            if self._is_first_process:
+                self._start_record["evaluating"] = None  # which is written together with the status
             raise
         self._set_evaluating(None)
 
     def _set_evaluating(self, step: int | None) -> None:
-        if self._writes:
-            self._this_start["evaluating"] = step
+        if self._is_first_process:
+            self._start_record["evaluating"] = step
             self._write_run()
 
     def evaluation_crashes(self, step: int) -> int:
-        """Return how many consecutive starts before this one were killed in the evaluation of ``step``."""
+        """Return how many starts directly before this one were killed in the evaluation of ``step``."""
         count = 0
-        for start in reversed(self._run["starts"][:-1]) if self._writes else ():
+        for start in reversed(self._run["starts"][:-1]) if self._is_first_process else ():
             if start.get("evaluating") != step:
                 break
             count += 1
@@ -204,19 +215,24 @@ class Log:
 
     def has_record(self, step: int, kind: str) -> bool:
         """Return whether there is a record of this kind after ``step``, as the first process sees it."""
-        exists = self._writes and (step, kind) in {(r["step"], r["kind"]) for r in records(self.folder)}
+        exists = self._is_first_process and (step, kind) in {
+            (r["step"], r["kind"]) for r in records(self.folder)
+        }
         return bool(multihost_utils.broadcast_one_to_all(np.int32(exists)))
 
-    def log_first_step(self, compiling: float) -> None:
-        """Record that the first step is done; ``compiling`` is the time of its compilation [seconds]."""
-        if self._writes:
-            since = time.perf_counter() - self._start
-            self._run |= {"seconds_to_first_step": round(since, 3), "seconds_compiling": round(compiling, 3)}
+    def log_first_step(self, compile_seconds: float) -> None:
+        """Record that the first step is done, and how long it took to compile [seconds]."""
+        if self._is_first_process:
+            since = time.perf_counter() - self._opened_at
+            self._run |= {
+                "seconds_to_first_step": round(since, 3),
+                "seconds_compiling": round(compile_seconds, 3),
+            }
             self._write_run()
 
     def _write_run(self) -> None:
         """Write run.json: the run's members beside those of this start, which is the last of "starts" too."""
-        members = json.loads(json.dumps(self._this_start | self._run, default=str))
+        members = json.loads(json.dumps(self._start_record | self._run, default=str))
         write(self.folder / "run.json", json_with_checksum(members))
 
 
@@ -259,9 +275,9 @@ class Tracker:
 
     def _write_all(self) -> None:
         try:
-            with self._open_writer() as write:
+            with self._open_writer() as write_scalars:
                 while (record := self._queue.get()) is not None:
-                    write(*record)
+                    write_scalars(*record)
         except Exception as error:
             if self._is_working:
                 self._is_working = False
@@ -270,8 +286,9 @@ class Tracker:
 
 @contextmanager
 def tensorboard(folder: Path, first: int) -> Iterator[WriteScalars]:
-    """Open a TensorBoard log in ``folder``; TensorBoard drops what it had from step ``first`` on.
+    """Open a TensorBoard log in ``folder`` and yield the function that writes scalars.
 
+    It begins with an event at which TensorBoard drops the events of earlier starts from step ``first`` on.
     Events are written one by one: the library's own writer waits for its thread, which never ends if the disk
     is full.
     """
@@ -286,13 +303,13 @@ def tensorboard(folder: Path, first: int) -> Iterator[WriteScalars]:
         start = SessionLog(status=SessionLog.START)
         writer.write_event(Event(step=first, session_log=start, wall_time=time.time()))
 
-        def write(step: int, values: Mapping[str, float]) -> None:
-            now = time.time()
+        def write_scalars(step: int, values: Mapping[str, float]) -> None:
+            wall_time = time.time()
             for name, value in values.items():
-                writer.write_event(Event(step=step, wall_time=now, summary=scalar(name, value)))
+                writer.write_event(Event(step=step, wall_time=wall_time, summary=scalar(name, value)))
             writer.flush()
 
-        yield write
+        yield write_scalars
     finally:
         writer.close()
 

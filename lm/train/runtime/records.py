@@ -18,7 +18,7 @@ PACKAGES = """jax jaxlib flax optax orbax-checkpoint grain numpy scipy scikit-le
 
 
 def records(folder: str | Path) -> list[dict[str, Any]]:
-    """Return all records of a run, without a last one that a kill cut short.
+    """Return all records of a run; a last line that is incomplete, since the process was killed, is left out.
 
     Raises DataError if a record was changed or lost.
     """
@@ -39,10 +39,11 @@ def status(folder: Path) -> str:
     return str(parse_with_checksum(path.read_bytes(), path).get("status")) if path.exists() else "not begun"
 
 
-def finished_records(folder: Path, step: int) -> int | None:
-    """Return how many records a run had when it finished at ``step``; None if it has not.
+def num_records_when_finished(folder: Path, step: int) -> int | None:
+    """Return how many records the run had written when it finished at ``step``.
 
-    None also if run.json is damaged, of which the next start warns.
+    Return None if its last start has not finished, finished at another step, or left a damaged run.json, of
+    which the next start warns.
     """
     path = folder / "run.json"
     try:

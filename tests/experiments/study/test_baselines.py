@@ -24,7 +24,7 @@ from experiments.report.results import find_results
 from experiments.runs.kinds.pretraining import pretraining_spec
 from experiments.runs.paths import save_settings
 from experiments.runs.result import write_result
-from experiments.study.baselines import RATES, RELATIVE_RATES, TABLES, TUNED, UPDATES
+from experiments.study.baselines import RATES, RELATIVE_RATES, TABLES, TUNED_OPTIMIZERS, UPDATE_FACTORS
 from experiments.study.paths import run_folder
 from experiments.study.registry import REGISTRY, build
 from lm.nn.transformer import Transformer
@@ -83,14 +83,14 @@ def test_rates_has_every_kind_with_every_optimiser_rate_and_schedule():
     assert len(rows) == len(found) == 65
 
 
-@pytest.mark.parametrize("kind", TUNED)
+@pytest.mark.parametrize("kind", TUNED_OPTIMIZERS)
 def test_a_network_of_history_is_a_row_of_the_grid_that_it_is_to_be_chosen_from(kind):
-    assert build(f"history/{kind}", "mini") == build(f"history-rates/{kind}-{TUNED[kind]}", "mini")
+    assert build(f"history/{kind}", "mini") == build(f"history-rates/{kind}-{TUNED_OPTIMIZERS[kind]}", "mini")
 
 
 @pytest.mark.parametrize("scale", ["nano", "mini"])
 def test_at_each_budget_the_ngram_and_the_networks_read_the_same_text_and_rates_decay_to_zero(scale):
-    for factor in UPDATES:
+    for factor in UPDATE_FACTORS:
         five, *networks = (
             build(f"history-budgets/{kind}-x{factor}", scale) for kind in ("5-gram", "lstm", "transformer")
         )
