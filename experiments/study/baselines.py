@@ -109,11 +109,8 @@ RELATIVE_RATES = (0.01, 0.02, 0.04, 0.08, 0.16)  # of AdamW with updates relativ
 
 def adamw(rate: float, schedule: str) -> Changes:
     """Return the changes to AdamW with a learning rate and a schedule of SCHEDULES."""
-    return (
-        {"pretraining.optimizer.name": "adamw"}
-        | {"pretraining.optimizer.learning_rate": rate}
-        | SCHEDULES[schedule]
-    )
+    optimizer: Changes = {"pretraining.optimizer.name": "adamw", "pretraining.optimizer.learning_rate": rate}
+    return optimizer | SCHEDULES[schedule]
 
 
 def relative_adamw(rate: float) -> Changes:
