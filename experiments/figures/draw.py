@@ -23,6 +23,7 @@ from lm.files import write
 
 FORMATS = (".png", ".svg", ".pdf")
 MAX_ERROR_BARS = 6  # points of a curve that have error bars; more have a band
+MAX_LABELS_INSIDE = 12  # labels of a panel whose legend lies on its curves
 MAX_LABELS = 40  # rows, columns or points of a panel that are labelled or marked one by one
 DASHES = ("-", "--", "-.", ":")  # so that curves that lie on each other are all visible
 MARKERS = "osv^DP*X"
@@ -62,7 +63,8 @@ def draw_plots(grid: PlotGrid) -> Figure:
     rows = -(-len(grid.panels) // columns)
     width, height = grid.panel_size
     if grid.panels[0].is_categorical:
-        height += LINE_INCHES * sum(wrapped(name).count("\n") for name in grid.panels[0].x_ticks.values())
+        lines = sum(1 + wrapped(name).count("\n") for name in grid.panels[0].x_ticks.values())
+        height = max(height, LINE_INCHES * (lines + LEGEND_MARGIN))
     inches = rows * height
     labels = _labels(grid.panels)
     if grid.has_shared_legend:
@@ -78,7 +80,10 @@ def draw_plots(grid: PlotGrid) -> Figure:
             axes.set_visible(False)
             continue
         draw_means(axes, panel, styles)
-        if not grid.has_shared_legend and len(panel.curves) + len(panel.levels) > 1:
+        num_labels = len(panel.curves) + len(panel.levels)
+        if not grid.has_shared_legend and num_labels > MAX_LABELS_INSIDE:
+            axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))  # beside the curves
+        elif not grid.has_shared_legend and num_labels > 1:
             axes.legend(fontsize="x-small")
         if panel.is_categorical and index % columns > 0:  # the first panel of a line names the categories
             axes.tick_params(labelleft=False)

@@ -1190,8 +1190,26 @@ def undefined_notes(comparison: Comparison) -> list[str]:
 
 def mismatch_note(comparison: Comparison) -> str:
     """Return which rows have other data, code, packages or shared pre-training than most, and which ones."""
-    lines = "".join(f"\n- {line}" for of_row in comparison.mismatches.values() for line in of_row)
+    lines = "".join(f"\n- {line}" for line in _merged_by_reason(comparison.mismatches.values()))
     return (
         f"{MISMATCH}: trained with different data, code or packages than most rows, or from other copies of "
         f"shared pre-training, which may be why its scores differ.\n{lines}"
     )
+
+
+def _merged_by_reason(lines_by_row: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines "ROW seed N: REASON", one for all runs that have the same reason."""
+    seeds: dict[str, dict[str, list[str]]] = {}  # reason -> row -> its seeds
+    for lines in lines_by_row:
+        for line in lines:
+            run, _, reason = line.partition(": ")
+            row, _, seed = run.rpartition(" seed ")
+            seeds.setdefault(reason, {}).setdefault(row, []).append(seed)
+    merged = []
+    for reason, by_row in seeds.items():
+        runs = "; ".join(
+            f"{row} {'seed' if len(numbers) == 1 else 'seeds'} {', '.join(numbers)}"
+            for row, numbers in by_row.items()
+        )
+        merged.append(f"{runs}: {reason}")
+    return merged

@@ -293,7 +293,9 @@ def test_the_road_of_models_has_the_bits_of_every_row():
         assert re.search(rf"\| `{row}` \|[^|]*\|[^|]*\| {mean(values):.3f}{spread} \|", road), row
     leads = [after - before for before, after in zip(bits["lstm"], bits["transformer"], strict=True)]
     low, high = scipy.stats.t.interval(0.95, 4, mean(leads), stdev(leads) / 5**0.5)
-    assert f"by {mean(leads):.3f} bits per byte (95 % {low:.3f} to {high:.3f}" in road and min(leads) > 0
+    assert f"by {mean(leads):.3f} bits per byte (95 % {low:.3f} to {high:.3f}" in road
+    num_ahead = ("no", "one", "two", "three", "four", "each")[sum(lead > 0 for lead in leads)]
+    assert f"with {num_ahead} of five seeds" in road
 
 
 def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():
@@ -344,8 +346,8 @@ def test_the_road_has_the_bits_of_every_kind_at_every_rate_and_history_the_best(
         cells = []
         for name in names:
             cell = f"{means[name]:.3f}" if name in means else "–"
-            cells.append(f"**{cell}**" if name == tuned else cell)
-            assert name not in means or len(bits[f"{kind}-{name}"]) > 1
+            cell = f"**{cell}**" if name == tuned else cell
+            cells.append(cell + " (one seed)" * (len(bits.get(f"{kind}-{name}", ())) == 1))
         assert f"| `{kind}` | {' | '.join(cells)} |" in road
 
 

@@ -3,6 +3,7 @@
 import re
 import warnings
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import jax
@@ -568,6 +569,21 @@ def test_without_a_name_all_pictures_are_listed_in_their_order(capsys):
     out = capsys.readouterr().out
     places = [out.index(f"\n  {what} ") for what in FIGURES]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_a_panel_has_a_line_for_each_category_and_many_labels_stand_beside_their_curves(count):
+    names = {i: f"row {i}" for i in range(count)}
+    curve = Curve([*names], [1.0] * count)
+    categories = Plot("", "", "", {"end": curve}, x_ticks=names, is_categorical=True)
+    curves = Plot("", "", "", dict.fromkeys(names.values(), curve))
+    figure = draw_plots(PlotGrid([categories, curves]))
+    figure.draw_without_rendering()
+    first, second = figure.axes
+    labels = [label.get_window_extent() for label in first.get_yticklabels()]
+    assert all(above.y0 >= below.y1 for above, below in pairwise(labels))
+    is_beside = second.get_legend().get_window_extent().x0 >= second.get_window_extent().x1
+    assert is_beside == (count > 12)
 
 
 def test_panels_have_axes_units_and_a_colour_scale():

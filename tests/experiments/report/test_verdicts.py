@@ -639,6 +639,20 @@ def test_claims_about_rows_that_were_made_of_other_things_are_marked(tmp_path):
     assert [row["unlike"] for row in rows.values()] == [["other code"], [], []]
 
 
+def test_runs_that_differ_in_the_same_thing_share_a_line(tmp_path):
+    matching = study(tmp_path)
+    reason = "other code than t/c seed 0: x.py"
+    mismatches = {
+        "t/a": [f"t/a seed 0: {reason}", f"t/a seed 1: {reason}"],
+        "t/b": [f"t/b seed 0: {reason}", "t/b seed 0: its provenance is unknown: why"],
+    }
+    comparison = Comparison(TABLE, matching.runs, matching.experiments, pytest.fail, mismatches)
+    assert [line for line in text.mismatch_note(comparison).splitlines() if line.startswith("- ")] == [
+        f"- t/a seeds 0, 1; t/b seed 0: {reason}",
+        "- t/b seed 0: its provenance is unknown: why",
+    ]
+
+
 def test_a_damaged_file_of_examples_is_named_and_the_rest_counts(tmp_path):
     comparison, said = study(tmp_path), []
     comparison.warn = said.append
