@@ -23,12 +23,12 @@ from experiments.report.prediction import read_tables
 from experiments.report.report import write_report
 from experiments.runs.plateau import PLATEAU_MARGIN
 from experiments.study.baselines import OPTIMIZERS, TUNED_OPTIMIZERS
+from experiments.study.claims import claims_to_test, compared_columns
 from experiments.study.diffusion import (
     DIFFUSION_BUDGETS_OPTIMIZER,
     DIFFUSION_OPTIMIZERS,
     DIFFUSION_TUNED_OPTIMIZER,
 )
-from experiments.study.claims import claims_to_test, compared_columns
 from experiments.study.papers.t5 import PAPER
 from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
 from lm.config.base import SettingError
