@@ -1200,11 +1200,10 @@ def mismatch_note(comparison: Comparison) -> str:
 def _merged_by_reason(lines_by_row: Iterable[Sequence[str]]) -> list[str]:
     """Return the lines "ROW seed N: REASON", one for all runs that have the same reason."""
     seeds: dict[str, dict[str, list[str]]] = {}  # reason -> row -> its seeds
-    for lines in lines_by_row:
-        for line in lines:
-            run, _, reason = line.partition(": ")
-            row, _, seed = run.rpartition(" seed ")
-            seeds.setdefault(reason, {}).setdefault(row, []).append(seed)
+    for line in dict.fromkeys(line for lines in lines_by_row for line in lines):  # rows may share a run
+        run, _, reason = line.partition(": ")
+        row, _, seed = run.rpartition(" seed ")
+        seeds.setdefault(reason, {}).setdefault(row, []).append(seed)
     merged = []
     for reason, by_row in seeds.items():
         runs = "; ".join(

@@ -273,12 +273,13 @@ def test_an_evaluation_that_ends_the_run_again_and_again_is_told_and_tried_anew_
     assert int(toy.run(tmp_path, 12).step) == 12
 
 
-def test_a_run_goes_on_once_the_cause_of_an_exception_in_its_evaluation_is_mended(tmp_path):
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_run_goes_on_once_the_cause_of_an_exception_in_its_evaluation_is_mended(error, tmp_path):
     def fails(_):
-        raise ValueError("odd")
+        raise error("odd")
 
     for _ in range(MAX_EVALUATION_TRIES):
-        with pytest.raises(ValueError, match="odd"):
+        with pytest.raises(error, match="odd"):
             toy.run(tmp_path, 4, evaluate=fails)
     assert int(toy.run(tmp_path, 4, evaluate=lambda _: {"loss": 1.0}).step) == 4
 

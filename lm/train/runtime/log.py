@@ -189,7 +189,7 @@ class Log:
         self._set_evaluating(step)
         try:
             yield
-        except BaseException:  # KeyboardInterrupt too
+        except (Exception, KeyboardInterrupt):
             if self._is_first_process:
                 self._start_record["evaluating"] = None  # which is written together with the status
             raise

@@ -629,7 +629,7 @@ def test_a_mixer_that_fails_in_the_model_is_refused_before_data_are_prepared(
 def test_a_setting_that_the_noise_of_a_module_ignores_is_refused(loads):
     loads(
         mine="from lm.objectives.corruption import NOISES, Noise\n"
-        "NOISES['mine'] = Noise(NOISES['iid'].mask, ignores=('rate',))\n"
+        "NOISES['mine'] = NOISES['spans']._replace(ignores=('rate',))\n"
     )
     experiment = build("t5/1-baseline/baseline", "nano", {"objective.noise": "mine"})
     assert base.unused_settings(experiment, ["objective.rate"])

@@ -265,7 +265,11 @@ def test_a_network_is_listed_without_settings_of_models_made_of_counts():
         row.name: relevant_diff(build("history/bigram", "nano"), build(row.name, "nano"))
         for row in find("history")
     }
-    assert list(listed["history/transformer"]) == ["pretraining.optimizer.learning_rate", "counts.model"]
+    assert list(listed["history/transformer"]) == [
+        "pretraining.optimizer.name",
+        "pretraining.optimizer.learning_rate",
+        "counts.model",
+    ]
     assert list(listed["history/trigram"]) == ["counts.order"]
     named = {path for changed in listed.values() for path in changed}
     assert "counts.order" not in {path for name in listed if "gram" not in name for path in listed[name]}
