@@ -59,6 +59,7 @@ PUBLISHED = {
     "mini-experts": "now/5-experts",
     "mini-8x-objective": "t5/4-objective",
     "mini-recipe": "recipe-[dl]*",
+    "mini-recipe-masked-lm": "recipe-masked-lm",
     "mini-history-rates": "history-rates",
 }
 OVERRIDES = {
@@ -378,6 +379,21 @@ def test_the_readme_has_the_number_of_published_runs():
             scores = (member for member in archive if re.search(r"/seed-\d+/scores\.json$", member.name))
             runs |= {hashlib.sha256(archive.extractfile(member).read()).digest() for member in scores}
     assert f", {len(runs)} runs. " in (DOCS.parent / "README.md").read_text()
+
+
+def test_the_page_on_choices_has_what_each_optimiser_gains_for_an_encoder():
+    gains = {}
+    for line in csv.DictReader((DOCS / "results/mini-recipe-masked-lm.csv").open()):
+        if line["column"] == "held-out loss":
+            gain = float(line["reference_loss"]) - float(line["content_loss"])
+            gains.setdefault(line["row"].rpartition("/")[2], []).append(gain)
+    names = {"adafactor": "Adafactor", "muon": "Muon", "adamw": "AdamW"}
+    page = (DOCS / "choices.md").read_text().replace("**", "")
+    for row, found in gains.items():
+        optimizer, _, rate = row.rpartition("-")
+        name = names.get(optimizer, "AdamW, relative to the parameter")
+        assert len(found) == 3
+        assert f"| {name} | {rate} | {mean(found):.2f} ± {stdev(found):.2f} |" in page
 
 
 def test_the_page_on_choices_has_what_each_optimiser_gains_on_both_poles_and_its_regret():
