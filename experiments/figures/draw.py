@@ -63,13 +63,13 @@ def draw_plots(grid: PlotGrid) -> Figure:
     rows = -(-len(grid.panels) // columns)
     width, height = grid.panel_size
     if grid.panels[0].is_categorical:
-        lines = sum(1 + wrapped(name).count("\n") for name in grid.panels[0].x_ticks.values())
-        height = max(height, LINE_INCHES * (lines + LEGEND_MARGIN))
-    inches = rows * height
+        height = max(height, _list_inches(grid.panels[0].x_ticks.values()))
     labels = _labels(grid.panels)
     if grid.has_shared_legend:
-        lines = sum(1 + wrapped(label).count("\n") for label in labels)
-        inches = max(inches, LINE_INCHES * (lines + LEGEND_MARGIN))
+        inches = max(rows * height, _list_inches(labels))
+    else:
+        beside = (_list_inches(_labels([panel])) for panel in grid.panels if _is_crowded(panel))
+        inches = rows * max([height, *beside])
     title = fill(grid.title, int(TITLE_CHARACTERS_PER_INCH * columns * width))
     inches += TITLE_LINE_INCHES * title.count("\n")
     figure = Figure(figsize=(columns * width, inches), layout="constrained")
@@ -80,10 +80,9 @@ def draw_plots(grid: PlotGrid) -> Figure:
             axes.set_visible(False)
             continue
         draw_means(axes, panel, styles)
-        num_labels = len(panel.curves) + len(panel.levels)
-        if not grid.has_shared_legend and num_labels > MAX_LABELS_INSIDE:
-            axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))  # beside the curves
-        elif not grid.has_shared_legend and num_labels > 1:
+        if not grid.has_shared_legend and _is_crowded(panel):
+            axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
+        elif not grid.has_shared_legend and len(_labels([panel])) > 1:
             axes.legend(fontsize="x-small")
         if panel.is_categorical and index % columns > 0:  # the first panel of a line names the categories
             axes.tick_params(labelleft=False)
@@ -97,6 +96,17 @@ def draw_plots(grid: PlotGrid) -> Figure:
 def wrapped(label: str) -> str:
     """Return a label of a row in lines that leave room for a panel."""
     return fill(label, LABEL_CHARACTERS, break_on_hyphens=False)
+
+
+def _list_inches(labels: Iterable[str]) -> float:
+    """Return the height of labels of rows that stand below each other, with a margin [inches]."""
+    lines = sum(1 + wrapped(label).count("\n") for label in labels)
+    return LINE_INCHES * (lines + LEGEND_MARGIN)
+
+
+def _is_crowded(panel: Plot) -> bool:
+    """Return whether a panel has so many labels that a legend would hide its curves."""
+    return len(_labels([panel])) > MAX_LABELS_INSIDE
 
 
 def _labels(panels: Iterable[Plot]) -> list[str]:

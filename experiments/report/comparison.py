@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot, inf, sqrt
 from statistics import mean
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -86,6 +86,17 @@ UNCOMPARED: tuple[Uncompared, ...] = get_args(Uncompared)
 Warn = Callable[[str], object]  # called with a line on each score that is left out, and why
 
 
+class Mismatch(NamedTuple):
+    """Says in what the provenance of a run differs from that of most runs that it is compared with."""
+
+    row: str
+    seed: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.row} seed {self.seed}: {self.reason}"
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The verdict of our runs on a claim at one budget.
@@ -144,7 +155,7 @@ class Comparison:
         runs: Mapping[str, Sequence[Result]],
         experiments: Mapping[str, Experiment],
         warn: Warn,
-        mismatches: Mapping[str, list[str]] | None = None,
+        mismatches: Mapping[str, Sequence[Mismatch]] | None = None,
         not_averaged: Mapping[str, str] | None = None,
     ):
         """Compare ``runs`` (row -> its finished seeds) of the table's rows and its baseline.

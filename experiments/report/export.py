@@ -246,7 +246,8 @@ def _row_data(comparison: Comparison, row: Row) -> dict[str, Any]:
         "same experiment as": key,
         "published": dict(row.published),
         "published runs": row.published_runs,
-        "unlike": comparison.mismatches.get(row.name, []),  # how its provenance differs
+        # how its provenance differs
+        "unlike": [str(mismatch) for mismatch in comparison.mismatches.get(row.name, [])],
         "needs": list(row.needs),
         "has plateau": experiment is not None and has_plateau(experiment),
         "updates": None if experiment is None else experiment.pretraining.steps,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from experiments.report.comparison import Warn
+from experiments.report.comparison import Mismatch, Warn
 from experiments.runs import provenance
 from experiments.runs.curves import read_records
 from experiments.runs.paths import PRETRAINING
@@ -87,39 +87,40 @@ class Ingredient(NamedTuple):
 
 def provenance_mismatches(
     runs: Mapping[str, Sequence[Result]], experiments: Mapping[str, Experiment]
-) -> dict[str, list[str]]:
-    """Return row -> a line for each thing that its runs were trained with, unlike most other runs.
+) -> dict[str, list[Mismatch]]:
+    """Return row -> each difference of its runs' provenance from that of most other runs.
 
     runs: row -> its finished seeds, the baseline first. The majority is taken as the norm and, in a tie, the
     first run. Rows whose settings choose other data or another vocabulary are compared only with runs of the
     same settings. Rows without differences are left out. Unknown provenance counts as a difference, and so
     does pre-training that was trained again after the run was scored, which other rows may have started from.
     """
-    ingredients: list[tuple[str, str, Ingredient]] = []  # row, name of the run, ingredient
-    lines: dict[str, list[str]] = {}
+    ingredients: list[tuple[str, int, Ingredient]] = []  # row, seed, ingredient
+    found: dict[str, list[Mismatch]] = {}
     read_record = lru_cache(maxsize=None)(provenance.read)  # runs may share their pre-training
     known: dict[Path, list[Ingredient]] = {}  # folder of a run, which rows may share -> its ingredients
     for row, seeds in runs.items():
         for run in seeds:
-            name = f"{row} seed {run.seed}"
             try:
                 if run.folder not in known:
+                    name = f"{row} seed {run.seed}"
                     known[run.folder] = [*_ingredients(name, run, experiments[row], read_record)]
-                ingredients += [(row, name, each) for each in known[run.folder]]
-                lines.setdefault(row, []).extend(_trained_again(name, run))
+                ingredients += [(row, run.seed, each) for each in known[run.folder]]
+                reasons = _trained_again(run)
             except (SettingError, OSError) as error:
-                lines.setdefault(row, []).append(f"{name}: its provenance is unknown: {error}")
+                reasons = [f"its provenance is unknown: {error}"]
+            found.setdefault(row, []).extend(Mismatch(row, run.seed, reason) for reason in reasons)
     expected = _most_common(each for _, _, each in ingredients)
-    for row, name, each in ingredients:
+    for row, seed, each in ingredients:
         usual = expected[each.kind]
         if each.value != usual.value:
-            difference = _difference(usual.value, each.value)
-            lines.setdefault(row, []).append(f"{name}: {each.kind[0]} than {usual.run}: {difference}")
-    return {row: list(dict.fromkeys(of_row)) for row, of_row in lines.items() if of_row}
+            reason = f"{each.kind[0]} than {usual.run}: {_difference(usual.value, each.value)}"
+            found[row].append(Mismatch(row, seed, reason))
+    return {row: list(dict.fromkeys(of_row)) for row, of_row in found.items() if of_row}
 
 
-def _trained_again(name: str, run: Result) -> list[str]:
-    """Return a line if a run was scored with another held-out loss than its pre-training's record ends with.
+def _trained_again(run: Result) -> list[str]:
+    """Return a reason if a run was scored with another held-out loss than that which its record ends with.
 
     Rows share pre-training. Without its checkpoint it is trained again, and ends otherwise on a machine that
     rounds otherwise.
@@ -131,7 +132,7 @@ def _trained_again(name: str, run: Result) -> list[str]:
         losses = [line.get("loss") for line in read_records(folder, 0) if line.get("kind") == "eval"]
         if losses and losses[-1] not in (None, run.held_out_loss):
             return [
-                f"{name}: its pre-training was trained again since: held-out loss {run.held_out_loss:.4f} "
+                f"its pre-training was trained again since: held-out loss {run.held_out_loss:.4f} "
                 f"-> {losses[-1]:.4f}"
             ]
     return []

@@ -1190,25 +1190,16 @@ def undefined_notes(comparison: Comparison) -> list[str]:
 
 def mismatch_note(comparison: Comparison) -> str:
     """Return which rows have other data, code, packages or shared pre-training than most, and which ones."""
-    lines = "".join(f"\n- {line}" for line in _merged_by_reason(comparison.mismatches.values()))
+    seeds: dict[str, dict[str, list[str]]] = {}  # reason -> row -> its seeds
+    for of_row in comparison.mismatches.values():
+        for mismatch in of_row:
+            of_reason = seeds.setdefault(mismatch.reason, {})
+            of_reason.setdefault(mismatch.row, []).append(str(mismatch.seed))
+    lines = []
+    for reason, by_row in seeds.items():
+        runs = [f"{row} seed{'s' * (len(own) > 1)} {', '.join(own)}" for row, own in by_row.items()]
+        lines.append(f"\n- {'; '.join(runs)}: {reason}")
     return (
         f"{MISMATCH}: trained with different data, code or packages than most rows, or from other copies of "
-        f"shared pre-training, which may be why its scores differ.\n{lines}"
+        f"shared pre-training, which may be why its scores differ.\n{''.join(lines)}"
     )
-
-
-def _merged_by_reason(lines_by_row: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines "ROW seed N: REASON", one for all runs that have the same reason."""
-    seeds: dict[str, dict[str, list[str]]] = {}  # reason -> row -> its seeds
-    for line in dict.fromkeys(line for lines in lines_by_row for line in lines):  # rows may share a run
-        run, _, reason = line.partition(": ")
-        row, _, seed = run.rpartition(" seed ")
-        seeds.setdefault(reason, {}).setdefault(row, []).append(seed)
-    merged = []
-    for reason, by_row in seeds.items():
-        runs = "; ".join(
-            f"{row} {'seed' if len(numbers) == 1 else 'seeds'} {', '.join(numbers)}"
-            for row, numbers in by_row.items()
-        )
-        merged.append(f"{runs}: {reason}")
-    return merged

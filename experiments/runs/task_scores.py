@@ -1,4 +1,4 @@
-"""What the models of a stage score on a task: the records that are written and read of it."""
+"""Reads and writes what the models of a stage score on a task."""
 
 import hashlib
 import io

@@ -92,7 +92,6 @@ TRANSFORMER_LM: Changes = (
         "pretraining.steps": times(4),
         "pretraining.save_every": times(4),
         "pretraining.evaluate_every": times(2),
-        "pretraining.optimizer.learning_rate": 1e-2,
         "data.repeats": 2,
         "data.held_out_documents": 64,
         "tuning.mixtures": (),
@@ -150,7 +149,7 @@ def ngram(order: int) -> Changes:
 
 
 def language_model(kind: str, layers: int = 1, window: int = WINDOW_CONTEXT) -> Changes:
-    """Return the changes of a network of this kind, with the optimiser of TRANSFORMER_LM."""
+    """Return the changes of a network of this kind without its optimiser, which is one of OPTIMIZERS."""
     return TRANSFORMER_LM if kind == "transformer" else network(TRANSFORMER_LM, kind, layers, window)
 
 

@@ -42,7 +42,6 @@ def diffusion_model(objective_name: str, optimizer: str = DIFFUSION_TUNED_OPTIMI
     return transformer | {"model.architecture": "encoder"} | objective(objective_name)
 
 
-CAUSAL_LM = tuned("transformer")
 UPDATE_FACTORS = (0.25, 1, 4)  # of the table of budgets, as multiples of those of the first table
 
 TABLES = (
@@ -50,7 +49,7 @@ TABLES = (
         "now/4-diffusion",
         "Diffusion or autoregression",
         {
-            "causal-lm": CAUSAL_LM,
+            "causal-lm": tuned("transformer"),
             "masked-diffusion": diffusion_model("masked-diffusion"),
             "any-order": diffusion_model("any-order"),
             "5-gram": ngram(5),
@@ -69,7 +68,7 @@ TABLES = (
             Conclusion("causal-lm", "5-gram", "a Transformer is ahead of counting"),
         ),
     ),
-    # as history-rates tries them for the networks that predict from left to right
+    # The table history-rates has the same for the networks that predict from left to right.
     make_table(
         "now/4-diffusion-rates",
         "Optimisers and learning rates of diffusion",

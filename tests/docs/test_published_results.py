@@ -291,6 +291,34 @@ def bits_per_byte(report):
     return bits
 
 
+def paired_difference(worse, better):
+    """Return the mean difference of two rows' seeds and its 95 % interval by a paired t test, as printed."""
+    found = [a - b for a, b in zip(worse, better, strict=True)]
+    deviation = stdev(found) / len(found) ** 0.5
+    numbers = (mean(found), *scipy.stats.t.interval(0.95, len(found) - 1, mean(found), deviation))
+    return [f"{number:.3f}" for number in numbers]
+
+
+def test_the_readme_has_the_bits_of_recurrence_attention_diffusion_and_counting():
+    readme, bits = (DOCS.parent / "README.md").read_text(), bits_per_byte("mini-history")
+    lead, low, high = paired_difference(bits["transformer"], bits["lstm"])
+    means = {row: mean(values) for row, values in bits.items()}
+    assert f"they need {means['lstm']:.3f} and {means['transformer']:.3f} bits per byte" in readme
+    assert f"(five seeds, paired difference {lead}, 95 % CI {low} to {high})" in readme
+    assert f"A counted 5-gram needs {means['5-gram']:.3f}." in readme
+    rates = bits_per_byte("mini-history-rates")
+    lead, _, _ = paired_difference(rates["transformer-0.01-decay"], rates["lstm-0.01-decay"])
+    assert f"with one learning rate for all, the Transformer was {lead} behind" in readme
+    lead, _, _ = paired_difference(rates["transformer-0.003-decay"], rates["lstm-0.01-decay"])
+    assert f"with the best of four {lead}" in readme
+    bound = mean(bits_per_byte("mini-diffusion")["masked-diffusion"])
+    assert f"it needs at most {bound:.2f} bits per byte" in readme
+    assert f"the decoder {means['transformer']:.2f}, a counted 5-gram {means['5-gram']:.2f}" in readme
+    budgets = bits_per_byte("mini-diffusion-budgets")
+    rows = ("masked-diffusion-x4", "causal-lm-x4", "5-gram-x4")
+    assert "these are {:.2f}, {:.2f} and {:.2f}".format(*(mean(budgets[row]) for row in rows)) in readme
+
+
 def test_the_road_of_models_has_the_bits_of_every_row():
     bits = bits_per_byte("mini-history")
     road = " ".join((DOCS / "road.md").read_text().split())
@@ -299,8 +327,8 @@ def test_the_road_of_models_has_the_bits_of_every_row():
         spread = "" if row.endswith("gram") else f" ± {stdev(values):.3f}"
         assert re.search(rf"\| `{row}` \|[^|]*\|[^|]*\| {mean(values):.3f}{spread} \|", road), row
     leads = [after - before for before, after in zip(bits["lstm"], bits["transformer"], strict=True)]
-    low, high = scipy.stats.t.interval(0.95, 4, mean(leads), stdev(leads) / 5**0.5)
-    assert f"by {mean(leads):.3f} bits per byte (95 % {low:.3f} to {high:.3f}" in road
+    lead, low, high = paired_difference(bits["transformer"], bits["lstm"])
+    assert f"by {lead} bits per byte (95 % {low} to {high}" in road
     num_ahead = ("no", "one", "two", "three", "four", "each")[sum(lead > 0 for lead in leads)]
     assert f"with {num_ahead} of five seeds" in road
 
@@ -341,6 +369,11 @@ def test_the_guide_has_the_bits_of_diffusion_with_five_seeds_and_the_verdicts():
         spread = "" if kind == "5-gram" else f" ± {stdev(values):.3f}"
         assert re.search(rf"\| `{kind}`.* \| {bound}{mean(values):.3f}{spread} \|", section), kind
     check_verdicts("mini-diffusion", section)
+    (table,) = read_tables(DOCS / "results/mini-diffusion.json").values()
+    for claim in table["claims"]:
+        better, worse = (bits[claim[side].rpartition("/")[2]] for side in ("better", "worse"))
+        difference, low, high = paired_difference(worse, better)
+        assert f") | {difference} ({low} to {high}) |" in section, claim["conclusion"]
 
 
 def test_the_guide_has_the_bits_of_diffusion_with_every_optimiser_and_the_best_is_used():

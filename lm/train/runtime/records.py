@@ -1,6 +1,6 @@
-"""The records of a run as the other modules read them, without jax: metrics.jsonl and run.json.
+"""Reads the records of a run, metrics.jsonl and run.json, which ``lm.train.runtime.log`` writes.
 
-``lm.train.runtime.log`` writes them.
+It also names the commit and the packages that they record. It does not import jax.
 """
 
 import subprocess
@@ -23,8 +23,10 @@ def records(folder: str | Path) -> list[dict[str, Any]]:
     Raises DataError if a record was changed or lost.
     """
     path = Path(folder) / "metrics.jsonl"
+    if not path.exists():
+        return []
     mend = f"put back a copy that is whole, or delete {folder} to train it anew"
-    lines = parse_lines_with_checksum(path.read_bytes(), path, mend) if path.exists() else []
+    lines = parse_lines_with_checksum(path.read_bytes(), path, mend)
     if all(isinstance(line.get("step"), int) and isinstance(line.get("kind"), str) for line in lines):
         return lines
     raise DataError(f"{path} has a line that is no record of a run; {mend}")
@@ -36,7 +38,9 @@ def status(folder: Path) -> str:
     Raises DataError if run.json is damaged.
     """
     path = folder / "run.json"
-    return str(parse_with_checksum(path.read_bytes(), path).get("status")) if path.exists() else "not begun"
+    if not path.exists():
+        return "not begun"
+    return str(parse_with_checksum(path.read_bytes(), path).get("status"))
 
 
 def num_records_when_finished(folder: Path, step: int) -> int | None:

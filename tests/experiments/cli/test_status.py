@@ -83,7 +83,8 @@ def test_a_run_that_a_signal_ended_has_stopped_in_any_stage(tmp_path, name):
 @pytest.mark.skipif(process_start(os.getpid()) is None, reason="there is no /proc")
 def test_a_run_whose_number_another_process_has_got_since_has_stopped(tmp_path):
     begun = process_start(os.getpid())
-    assert process_start(os.getppid()) <= begun
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert begun < process_start(child.pid)
     begin(tmp_path, 0, 100, status="running", process_start=begun)
     begin(tmp_path, 1, 100, status="running", process_start=begun - 1)
     begin(tmp_path, 2, 100, status="running", process_start=None)  # not known on that machine

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.figures.draw import draw_plots
 from experiments.report import report, text
-from experiments.report.comparison import Comparison, share_noise, typical_noise
+from experiments.report.comparison import Comparison, Mismatch, share_noise, typical_noise
 from experiments.report.export import report_data, table_data
 from experiments.report.figures import table_figures
 from experiments.report.latex import claims_table
@@ -626,7 +626,8 @@ def test_the_power_beside_the_claims_names_the_tests_that_it_is_of(tmp_path):
 
 def test_claims_about_rows_that_were_made_of_other_things_are_marked(tmp_path):
     matching = study(tmp_path)
-    mismatches = {"t5/4-objective/prefix-lm": ["other code"]}
+    mismatch = Mismatch("t5/4-objective/prefix-lm", 0, "other code")
+    mismatches = {mismatch.row: [mismatch]}
     comparison = Comparison(TABLE, matching.runs, matching.experiments, pytest.fail, mismatches)
     said = " ".join(text.claims_notes(comparison, comparison.verdicts()))
     assert "claims about rows with ≠: 1 confirmed, 0 contradicted, 0 undecided" in said
@@ -636,15 +637,19 @@ def test_claims_about_rows_that_were_made_of_other_things_are_marked(tmp_path):
     ]
     assert [name.endswith("≠") for name in names] == ["prefix-lm" in name for name in names]
     rows = table_data(comparison, comparison.verdicts())["rows"]
-    assert [row["unlike"] for row in rows.values()] == [["other code"], [], []]
+    assert [row["unlike"] for row in rows.values()] == [
+        ["t5/4-objective/prefix-lm seed 0: other code"],
+        [],
+        [],
+    ]
 
 
 def test_runs_that_differ_in_the_same_thing_share_a_line(tmp_path):
     matching = study(tmp_path)
     reason = "other code than t/c seed 0: x.py"
     mismatches = {
-        "t/a": [f"t/a seed 0: {reason}", f"t/a seed 1: {reason}"],
-        "t/b": [f"t/b seed 0: {reason}", "t/b seed 0: its provenance is unknown: why"],
+        "t/a": [Mismatch("t/a", seed, reason) for seed in (0, 1)],
+        "t/b": [Mismatch("t/b", 0, reason), Mismatch("t/b", 0, "its provenance is unknown: why")],
     }
     comparison = Comparison(TABLE, matching.runs, matching.experiments, pytest.fail, mismatches)
     assert [line for line in text.mismatch_note(comparison).splitlines() if line.startswith("- ")] == [
