@@ -34,11 +34,8 @@ KINDS = {
         f"machineType.basename(),status,creationTimestamp.{_UP}",
     ),
 }
-DELETED = (
-    "queued-resources",
-    "tpu-vm",
-    "instance-groups",
-)  # requests and groups take their machines with them
+# Requests and groups take their machines with them.
+DELETED = ("queued-resources", "tpu-vm", "instance-groups")
 
 
 def list_command(kind: str, zone: str, project: str, names_only: bool = False) -> list[str]:

@@ -27,12 +27,8 @@ _BATCH_FIELDS = ["decoder", "encoder", *(field for side, field in BATCH_FEATURES
 jax.tree_util.register_dataclass(Side, data_fields=_SIDE_FIELDS, meta_fields=[])
 jax.tree_util.register_dataclass(Batch, data_fields=_BATCH_FIELDS, meta_fields=[])
 
-BATCH_MESH_AXES = (
-    "slice",
-    "data",
-    "fsdp",
-    "expert",
-)  # the mesh axes over which the rows of a batch are spread
+# the mesh axes over which the rows of a batch are spread
+BATCH_MESH_AXES = ("slice", "data", "fsdp", "expert")
 
 PARAMETER_AXES: dict[str, str | None] = {
     "vocab": "tensor",

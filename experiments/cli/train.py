@@ -206,9 +206,8 @@ def train_or_raise(
 
     began = time.perf_counter()
     try:
-        finished = broadcast_from_first(
-            lambda: read_result(run.folder) is not None
-        )  # SettingError if it is damaged
+        # SettingError if the result is damaged
+        finished = broadcast_from_first(lambda: read_result(run.folder) is not None)
         allowed = options.allowed - {"settings"} if finished else options.allowed
         Run(run.experiment, run.folder, options.cache).train(reporter, allowed, options.tools, begin)
         scores = broadcast_from_first(lambda: summary(run.folder) + _overfitting_note(run.folder))

@@ -339,9 +339,8 @@ def text_states(run: Trained, model: Transformer | BidirectionalLM, ids: list[in
         batch = replace(batch, decoder=run.put(Side(tokens=start)))
     states = np.asarray(model.hidden_states(batch)[side][:, 0, : len(ids)], np.float32)
     embedded = np.asarray(run.model.embedding(side)(batch.side(side).tokens)[0, : len(ids)], np.float32)
-    padded = np.zeros(
-        (1, *states.shape[1:]), np.float32
-    )  # embeddings may be narrower; zeros change no cosine
+    # Embeddings may be narrower than states; zeros change no cosine.
+    padded = np.zeros((1, *states.shape[1:]), np.float32)
     padded[0, :, : embedded.shape[-1]] = embedded
     return np.concatenate([padded, states])
 

@@ -188,11 +188,8 @@ FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
         lambda lines: is_language("\n".join(lines), rules.language, rules.probability)
     ),
 }
-WHOLE_PAGE_FILTERS = (
-    "lorem-ipsum",
-    "curly-braces",
-    "bad-words",
-)  # by the paper's words of any line of a page
+# the filters that, in the paper's words, drop a page for any line of it
+WHOLE_PAGE_FILTERS = ("lorem-ipsum", "curly-braces", "bad-words")
 DUPLICATES = "duplicates"  # the only filter that needs more than one page: span_hashes and remove_spans
 
 

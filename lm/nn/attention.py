@@ -305,10 +305,9 @@ class Attention(Projections, TokenMixer):
     def cross_flops(self, queries: int, keys: int) -> int:
         """Return the FLOPs of cross-attention from ``queries`` tokens of one row to ``keys`` of another."""
         flops_per_key = matmul_flops(self.key, 1) + matmul_flops(self.value, 1)
-        flops_of_queries = (
-            matmul_flops(self, 1) - flops_per_key
-        )  # those of all matrices but keys' and values'
-        flops_per_query = flops_of_queries + self._bilinear_flops(1) + self._branch_flops(1)
+        # those of all matrices but the keys' and values'
+        query_matrices = matmul_flops(self, 1) - flops_per_key
+        flops_per_query = query_matrices + self._bilinear_flops(1) + self._branch_flops(1)
         return queries * flops_per_query + self.merged_flops(queries, keys)
 
     def merged_flops(self, queries: int, keys: int) -> int:
