@@ -192,6 +192,8 @@ UMT5 = replace(
     model_type="umt5",
     architectures={"UMT5ForConditionalGeneration": ()},
     template=changes(T5.template, {"positions.kind": "relative-per-layer"}),
+    fields=override(T5.fields, t5_activation("gated-gelu")),
+    ignored=(*T5.ignored, "scalable_attention"),  # of the program from which the weights came
 )
 
 # Xue et al. 2021: the shape of T5 1.1, whose states are never scaled before the output matrix
@@ -356,7 +358,15 @@ MARIAN = replace(
             "embedding.norm": False,
         },
     ),
-    fields=(*BART.fields, Field("decoder_vocab_size", "vocab_size", OPTIONAL)),
+    fields=(
+        *override(
+            BART.fields,
+            pad_token(58_100),
+            eos_token(0),
+            Field("decoder_start_token_id", "special.start", 58_100),
+        ),
+        Field("decoder_vocab_size", "vocab_size", OPTIONAL),
+    ),
     supported_values={
         **BART.supported_values,
         "normalize_embedding": False,
@@ -957,7 +967,12 @@ MISTRAL = replace(
     model_type="mistral",
     architectures={"MistralForCausalLM": ()},
     task_classes=decoder_task_classes("Mistral", "tokens", "span", tokens="score"),
-    fields=override(_LLAMA_FIELDS_WITHOUT_BIAS, key_value_heads(8), mistral_window()),
+    fields=override(
+        _LLAMA_FIELDS_WITHOUT_BIAS,
+        Field("max_position_embeddings", "positions.max_length", 131_072),
+        key_value_heads(8),
+        mistral_window(),
+    ),
     ignored=(),
 )
 
@@ -997,6 +1012,7 @@ PHI3 = replace(
     task_classes=decoder_task_classes("Phi3", "tokens", tokens="score"),
     fields=override(
         MISTRAL.fields,
+        Field("max_position_embeddings", "positions.max_length", 4_096),
         Field("rms_norm_eps", "norm.epsilon", 1e-5),
         Field("resid_pdrop", "dropout", 0.0),
         pad_token(32_000),
@@ -1022,6 +1038,11 @@ PHI3 = replace(
     ),
 )
 
+_QWEN_FIELDS = (
+    Field("max_position_embeddings", "positions.max_length", 32_768),
+    eos_token(None),
+    qwen_windows(),
+)
 # Yang et al. 2024
 QWEN2 = replace(
     LLAMA,
@@ -1029,7 +1050,7 @@ QWEN2 = replace(
     architectures={"Qwen2ForCausalLM": ()},
     task_classes=decoder_task_classes("Qwen2", "tokens", "span", tokens="score", omits_base_prefix=True),
     template=changes(LLAMA.template, {"attention.qkv_bias": True}),
-    fields=(*_LLAMA_FIELDS_WITHOUT_BIAS, qwen_windows()),
+    fields=override(_LLAMA_FIELDS_WITHOUT_BIAS, *_QWEN_FIELDS),
     ignored=(),
 )
 
@@ -1046,7 +1067,7 @@ QWEN3 = replace(
     architectures={"Qwen3ForCausalLM": ()},
     task_classes=decoder_task_classes("Qwen3", "tokens", "span", tokens="score", omits_base_prefix=True),
     template=changes(LLAMA.template, {"mlp.bias": False, "attention.qk_norm": True}),
-    fields=override(without(LLAMA.fields, "mlp.bias"), replace(_HEAD_DIM, default=128), qwen_windows()),
+    fields=override(without(LLAMA.fields, "mlp.bias"), replace(_HEAD_DIM, default=128), *_QWEN_FIELDS),
     ignored=(),
     base_model=(
         *LLAMA.base_model,
@@ -1065,6 +1086,7 @@ GEMMA = replace(
     ),
     fields=override(
         without(LLAMA.fields, "mlp.bias"),
+        Field("max_position_embeddings", "positions.max_length", 8_192),
         tied_embeddings(True),
         eos_token(1),
         key_value_heads(16),
@@ -1115,11 +1137,12 @@ GEMMA2 = replace(
 GEMMA3 = replace(
     GEMMA2,
     model_type="gemma3_text",
-    architectures={"Gemma3ForCausalLM": ()},
+    architectures={"Gemma3ForCausalLM": (), "Gemma3TextModel": ()},
     task_classes={},
     template=changes(_DECODER, _GEMMA2_CHANGES | {"attention.qk_norm": True}),
     fields=override(
         without(GEMMA2.fields, "attention.logit_cap"),
+        Field("max_position_embeddings", "positions.max_length", 131_072),
         Field("final_logit_softcapping", "output.logit_cap", None),
         gemma3_rope(),
         gemma_windows("sliding_window_pattern", 6),
@@ -1453,7 +1476,13 @@ ALBERT = replace(
         "Albert", "classes", "regression", "choice", pool="first", dense="albert.pooler", activation="tanh"
     ),
     template=replace(BERT.template, shared_layers=True),
-    fields=override(BERT.fields, eos_token(3), embedding_width("embedding_size", 128, unchanged)),
+    fields=override(
+        BERT.fields,
+        Field("hidden_dropout_prob", "dropout", 0.0),
+        activation("hidden_act", "gelu_new"),
+        eos_token(3),
+        embedding_width("embedding_size", 128, unchanged),
+    ),
     supported_values={**BERT.supported_values, "num_hidden_groups": 1, "inner_group_num": 1},
     base_model_prefix="albert",
     base_model=(
