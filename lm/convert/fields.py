@@ -555,7 +555,7 @@ def modernbert_rope() -> FieldGroup:
     def read(hf_config: HFConfig) -> Settings:
         if hf_config.get("rope_scaling") is not None:
             raise SettingError(f"config.json: rope_scaling={hf_config['rope_scaling']!r} is not supported")
-        by_type = hf_config.get("rope_parameters") or {}
+        by_type = _rope_by_type(hf_config)
         base = _base_alone("full_attention", by_type, hf_config.get(theta, 160_000.0))
         window_base = _base_alone("sliding_attention", by_type, hf_config.get(window_theta, 10_000.0))
         return {
@@ -579,14 +579,11 @@ def gemma3_rope() -> FieldGroup:
     three of version 4, which are written here.
     """
     window_theta = "rope_local_base_freq"
-    of_full_layers = rope_fields(types=("default", "linear", "llama3"))
+    of_full_layers = rope_fields(types=("default", "linear", "llama3"), default_base=1e6)
 
     def read(hf_config: HFConfig) -> Settings:
-        by_type = hf_config.get("rope_parameters") or {}
-        rope = {"rope_theta": hf_config.get("rope_theta", 1e6), **(by_type.get("full_attention") or {})}
-        rope |= hf_config.get("rope_scaling") or {}
-        lengths = {name: hf_config[name] for name in ("max_position_embeddings",) if name in hf_config}
-        settings = of_full_layers.read({"rope_parameters": rope, **lengths})
+        by_type = _rope_by_type(hf_config)
+        settings = of_full_layers.read(hf_config | {"rope_parameters": by_type.get("full_attention")})
         window_base = _base_alone("sliding_attention", by_type, hf_config.get(window_theta, 10_000.0))
         is_same = window_base == settings["positions.rotary.base"]
         is_stretched = settings["positions.rotary.scaling"] != "none"
@@ -609,6 +606,17 @@ def gemma3_rope() -> FieldGroup:
     )
 
 
+def _rope_by_type(hf_config: HFConfig) -> HFConfig:
+    """Return rope_parameters, by type of layer; SettingError for what is given outside of the two types."""
+    by_type = hf_config.get("rope_parameters") or {}
+    types = ("full_attention", "sliding_attention")
+    if others := sorted(by_type.keys() - {*types}):
+        raise SettingError(
+            f"config.json: rope_parameters has {others}: it should have parameters of each of {types} alone"
+        )
+    return by_type
+
+
 def _base_alone(layer_type: str, by_type: Mapping[str, Any], default: float | None) -> float | None:
     """Return the rotary base of layers of a type; SettingError if their positions are stretched too."""
     parameters = {"rope_theta": default} | (by_type.get(layer_type) or {})
@@ -624,10 +632,11 @@ def _base_alone(layer_type: str, by_type: Mapping[str, Any], default: float | No
 
 
 ROPE_TYPES = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+ORIGINAL_LENGTH = "original_max_position_embeddings"  # by default max_position_embeddings
 # field of rope_scaling -> (setting, the scalings that read it)
 ROPE_SCALING_FIELDS = {
     "factor": ("factor", ("linear", "llama3", "yarn")),
-    "original_max_position_embeddings": ("original_length", ("llama3", "yarn")),
+    ORIGINAL_LENGTH: ("original_length", ("llama3", "yarn")),
     "low_freq_factor": ("low_frequency_factor", ("llama3",)),
     "high_freq_factor": ("high_frequency_factor", ("llama3",)),
     "beta_fast": ("beta_fast", ("yarn",)),
@@ -643,8 +652,8 @@ def unused_rope_settings(scaling: str) -> tuple[str, ...]:
 # what stretches wavelengths has no default
 NEEDED_OF_ROPE = {
     "linear": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", ORIGINAL_LENGTH),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL_LENGTH),
 }
 
 
@@ -686,6 +695,8 @@ def rope_fields(
         if rope_type not in types:
             near = did_you_mean(str(rope_type), types)
             raise SettingError(f"config.json: rope_type={rope_type!r} is not supported{near}")
+        if rope_type != "default" and values.get(ORIGINAL_LENGTH) is None:
+            values[ORIGINAL_LENGTH] = hf_config.get("max_position_embeddings")
         for name in NEEDED_OF_ROPE.get(str(rope_type), ()):
             if values.get(name) is None:
                 raise SettingError(f"config.json: rope_type={rope_type!r} needs {name}")
@@ -698,8 +709,6 @@ def rope_fields(
             "positions.rotary.fraction": rotated_fraction,
             "positions.rotary.scaling": ROPE_TYPES[str(rope_type)],
         }
-        if rope_type != "default":
-            settings["positions.rotary.original_length"] = hf_config.get("max_position_embeddings", 2_048)
         for name, value in values.items():
             if value is None or (name, value) == ("truncate", True):
                 continue

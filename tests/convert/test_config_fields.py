@@ -427,11 +427,38 @@ def read_with(family, changed):
         ({"rope_parameters": {"rope_type": "linear"}}, "'linear' needs factor"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "'llama3' needs low_freq_factor"),
         ({"eos_token_id": [], "rope_interleaved": True}, "rope_interleaved=True is unknown"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 8.0}, "max_position_embeddings": "left out"},
+            "'yarn' needs original_max_position_embeddings",
+        ),
     ],
 )
 def test_rotary_positions_that_two_fields_tell_differently_or_in_part_are_refused(changed, message):
     with pytest.raises(SettingError, match=message):
         read_with("llama_gqa", changed)
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "message"),
+    [
+        (
+            "gemma3_text",
+            {"rope_parameters": {"rope_type": "linear", "factor": 8.0}},
+            r"rope_parameters has \['factor', 'rope_type'\]",
+        ),
+        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8.0}}, "contradict each other"),
+        ("gemma3_text", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        ("modernbert", {"rope_parameters": {"rope_theta": 5.0}}, r"rope_parameters has \['rope_theta'\]"),
+    ],
+)
+def test_rotary_positions_by_type_of_layer_leave_nothing_unread(family, changed, message):
+    with pytest.raises(SettingError, match=message):
+        read_with(family, changed)
+
+
+def test_what_published_files_have_beside_the_fields_of_transformers_is_without_effect():
+    for family, field in (("umt5", "scalable_attention"), ("gemma2", "sliding_window_size")):
+        check_fields({"model_type": family, field: 4_096}, FAMILIES[family])
 
 
 def test_what_published_files_switch_off_or_leave_out_is_read():
