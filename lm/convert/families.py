@@ -1116,7 +1116,7 @@ GEMMA2 = replace(
         Field("final_logit_softcapping", "output.logit_cap", 30.0),
         gemma_windows(),
     ),
-    ignored=("hidden_act", "cache_implementation"),
+    ignored=("hidden_act", "cache_implementation", "sliding_window_size"),
     base_model=(
         *LLAMA.base_model[:2],
         stack(
