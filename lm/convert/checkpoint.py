@@ -206,13 +206,12 @@ def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
             raise SettingError(f"{CONFIG} asks for {name}={settings[name]}, the files have {held}")
 
 
-def _current_names(family: Family, stored_names: Iterable[str]) -> dict[str, str]:
+def _current_names(family: Family, stored_names: Collection[str]) -> dict[str, str]:
     """Return the stored name of each tensor, by the name in the family's class with heads today.
 
     Older files call the parameters of norms gamma and beta; files of a base model lack its prefix, and some
     families have other names of modules.
     """
-    stored_names = list(stored_names)
     has_prefix = any(name.startswith(family.tensor_prefix) for name in stored_names)
     output_names = {parameter.name for module in family.output_layers for parameter in module}
     names_without_prefix = output_names | {*family.copies}
@@ -228,7 +227,7 @@ def _current_names(family: Family, stored_names: Iterable[str]) -> dict[str, str
                 break
         if not has_prefix and name not in names_without_prefix:
             name = family.tensor_prefix + name
-        if name in current:  # another stored tensor has this name today; this one keeps its own
+        if name in current or name in stored_names:  # another has this name today; this one keeps its own
             name = stored
         current[name] = stored
     return current
@@ -269,7 +268,7 @@ def _unknown_tensors(
             known = stored.equal(name, original)
         else:
             known = _is_buffer(name, stored, config)
-        if not known and path is not None:
+        if not known and original is not None:
             reason = f"differs from {path}, which it should repeat here (tie_word_embeddings)"
             yield f"unknown: {name} {reason}"
         elif not known:

@@ -213,6 +213,16 @@ def test_files_of_older_programs_are_read_and_their_copies_and_constants_checked
         assert kind == "unknown:" and found.endswith(spoilt)
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor"), [("bert", "bert.embeddings.LayerNorm.gamma"), ("llama_gqa", "lm_head.bias")]
+)
+def test_a_tensor_without_a_place_is_unknown_though_another_has_its_name_of_today(name, tensor, tmp_path):
+    folder, tensors = copied(name, tmp_path / "in")
+    save_file({tensor: np.ones(32, np.float32)} | tensors, folder / MODEL)
+    with pytest.raises(SettingError, match=f"unknown: {tensor}$"):
+        load(folder)
+
+
 def test_a_bart_may_hold_the_version_of_its_first_format_and_the_layers_of_its_teacher(tmp_path):
     folder, tensors = copied("bart", tmp_path / "in")
     versions = {f"model.{side}.version": np.array([3.0], np.float32) for side in ("encoder", "decoder")}
