@@ -347,15 +347,16 @@ def describe(model: Transformer | ModelWithHead, labels: Sequence[str]) -> tuple
     """Return the config.json that ``save`` writes, and the name of the class that it is written as."""
     body = cast(Transformer, model.body if isinstance(model, ModelWithHead) else model)
     hf_config = config_json(with_tied_output(body.config))
+    if isinstance(model, ModelWithHead) or has_head(hf_config):
+        # The head of the file that the model was loaded with is not here.
+        hf_config = {name: x for name, x in hf_config.items() if name not in HEAD_FIELDS}
+        hf_config["architectures"] = [base_class(family_of(hf_config))]
     if isinstance(model, ModelWithHead):
         head = published_head(body.config, model.settings)
         hf_config |= head_json(head, labels, model.head.out.kernel.shape[-1])
         if head.needs_null_pad_token(body.config):
             hf_config["pad_token_id"] = None
         return hf_config, head.class_name
-    if has_head(hf_config):  # of the file that the model was loaded with, whose head is not here
-        hf_config = {name: x for name, x in hf_config.items() if name not in HEAD_FIELDS}
-        hf_config["architectures"] = [base_class(family_of(hf_config))]
     return hf_config, str((hf_config.get("architectures") or [""])[0])
 
 

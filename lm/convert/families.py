@@ -711,7 +711,7 @@ BLOOM = Family(
 # Wang and Komatsuzaki 2021
 GPTJ = Family(
     model_type="gptj",
-    architectures={"GPTJForCausalLM": ("logits",)},
+    architectures={"GPTJForCausalLM": ("logits",), "GPTJModel": ()},
     task_classes=decoder_task_classes("GPTJ", "span"),
     template=changes(
         _DECODER,
@@ -721,7 +721,6 @@ GPTJ = Family(
             "bias": False,
             "mlp.bias": True,
             "residual": "parallel-one-norm",
-            "output.bias": True,
         },
     ),
     fields=(

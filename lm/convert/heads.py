@@ -174,8 +174,8 @@ def head_json(published: PublishedHead, labels: Sequence[str], num_outputs: int)
 
 def base_class(family: Family) -> str:
     """Return the class of transformers of a family's model without any head, such as BertModel."""
-    first = next(iter(family.architectures))
-    return re.sub(r"(For[A-Z]\w*|LMHeadModel|MTModel|Model)$", "", first) + "Model"
+    *_, last = family.architectures  # the base class itself, if it is listed
+    return re.sub(r"(For[A-Z]\w*|LMHeadModel|MTModel|Model)$", "", last) + "Model"
 
 
 def head_arrays(published: PublishedHead, model: ModelWithHead, body: Arrays) -> Arrays:

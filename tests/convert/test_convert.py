@@ -142,6 +142,15 @@ def test_all_classes_of_a_family_are_of_its_own():
         names = [task_class.name for task_class in family.task_classes.values()]
         assert all(name.startswith(base_class(family).removesuffix("Model")) for name in names), names
     assert base_class(FAMILIES["marian"]) == "MarianModel"
+    assert base_class(FAMILIES["gemma3_text"]) == "Gemma3TextModel"
+
+
+def test_a_model_without_a_head_of_its_file_is_written_as_a_class_without_it(tmp_path):
+    config, _ = load(GOLDEN / "bert")
+    assert json.loads(config.published)["architectures"] == ["BertForPreTraining"]
+    save(Transformer(change(config, "heads", ()), nnx.Rngs(params=0)), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    assert load(tmp_path / "out")[0].heads == ()
 
 
 def test_shards_hold_what_one_file_would(tmp_path):
