@@ -302,9 +302,9 @@ def save(
 ) -> None:
     """Write a model in float32, and the files ``beside`` (name -> contents), as a new folder, or nothing.
 
-    A fine-tuned model is written with its head, whose classes are called ``labels`` and which reads texts of
-    ``max_length`` tokens at most, and without the heads of pre-training, which its class lacks. SettingError
-    if no class of transformers and no modules of sentence-transformers compute what this model does.
+    A fine-tuned model is written with its head, whose classes are called ``labels``, and without the heads of
+    pre-training, which its class lacks. Modules of sentence-transformers read texts of ``max_length`` tokens
+    at most. SettingError if neither a class of transformers nor such modules compute what this model does.
     """
     folder = Path(folder)
     body = cast(Transformer, model.body if isinstance(model, ModelWithHead) else model)

@@ -255,8 +255,10 @@ SWITCH = replace(
         "is_gated_act": False,
     },
     # transformers never reads whether padding is routed, and has cross-attention whatever a file says.
-    ignored=(*T5.ignored, "router_ignore_padding_tokens", "router_type", "add_router_probs")
-    + ("add_cross_attention",),
+    ignored=(
+        *(*T5.ignored, "router_ignore_padding_tokens", "router_type", "add_router_probs"),
+        "add_cross_attention",
+    ),
     tie_flag_unreliable=False,
     base_model=(
         embedding("embed", "shared"),
@@ -551,7 +553,7 @@ GPT2 = Family(
         activation("activation_function", "gelu_new"),
         tied_embeddings(True),
         pad_token(0),
-        eos_token(None),
+        eos_token(None),  # the tokenizer's, since the default of transformers is that of one vocabulary
         bos_token(),
         feed_forward_width("n_inner", "n_embd"),
     ),
@@ -678,7 +680,7 @@ BLOOM = Family(
         Field("layer_norm_epsilon", "norm.epsilon", 1e-5),
         Field("hidden_dropout", "dropout", 0.0),
         tied_embeddings(True),
-        pad_token(3),
+        pad_token(3),  # as in all published files; transformers has no default
         eos_token(2),
         bos_token(),
     ),
@@ -909,21 +911,20 @@ _HEAD_DIM = Field(
 )
 
 
-def _llama_body(*feed_forward: Parameters) -> tuple[Parameters, ...]:
-    """Map the body of a decoder whose layers have Llama's attention and norms, and these ``feed_forward``."""
+def _llama_body(*modules: Parameters) -> tuple[Parameters, ...]:
+    """Map the body of a decoder that is named as Llama's, and whose layers have these modules."""
     return (
         embedding("embed", "embed_tokens"),
         norm("decoder.norm", "norm"),
-        stack(
-            "decoder.blocks",
-            "layers",
-            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
-            *feed_forward,
-            norm("attention_norm", "input_layernorm"),
-            norm("mlp_norm", "post_attention_layernorm"),
-        ),
+        stack("decoder.blocks", "layers", *modules),
     )
 
+
+_LLAMA_ATTENTION = linears(
+    "attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"
+)
+_LLAMA_MLP = linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj")
+_LLAMA_NORMS = norm("attention_norm", "input_layernorm") + norm("mlp_norm", "post_attention_layernorm")
 
 # Touvron et al. 2023
 LLAMA = Family(
@@ -956,7 +957,7 @@ LLAMA = Family(
     ),
     ignored=("pretraining_tp",),
     base_model_prefix="model",
-    base_model=_llama_body(linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj")),
+    base_model=_llama_body(_LLAMA_ATTENTION, _LLAMA_MLP, _LLAMA_NORMS),
 )
 _LLAMA_FIELDS_WITHOUT_BIAS = without(LLAMA.fields, "bias", "mlp.bias")
 
@@ -972,7 +973,6 @@ MISTRAL = replace(
         key_value_heads(8),
         mistral_window(),
     ),
-    ignored=(),
 )
 
 # Jiang et al. 2024: Mistral with eight experts, of which a token passes two. It was published without a
@@ -998,8 +998,10 @@ MIXTRAL = replace(
     ),
     ignored=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     base_model=_llama_body(
+        _LLAMA_ATTENTION,
         linear("experts.router", "block_sparse_moe.gate"),
         linears("experts", _MIXTRAL_EXPERT, hidden="w1", linear="w3", out="w2"),
+        _LLAMA_NORMS,
     ),
 )
 
@@ -1022,18 +1024,12 @@ PHI3 = replace(
         rope_fields(fraction="partial_rotary_factor", types=("default",)),
     ),
     ignored=("original_max_position_embeddings",),  # of "longrope"
-    base_model=(
-        *LLAMA.base_model[:2],
-        stack(
-            "decoder.blocks",
-            "layers",
-            fused_qkv("self_attn.qkv_proj"),
-            linear("attention.out", "self_attn.o_proj"),
-            fused_linears(("mlp.hidden", "mlp.linear"), "mlp.gate_up_proj"),
-            linear("mlp.out", "mlp.down_proj"),
-            norm("attention_norm", "input_layernorm"),
-            norm("mlp_norm", "post_attention_layernorm"),
-        ),
+    base_model=_llama_body(
+        fused_qkv("self_attn.qkv_proj"),
+        linear("attention.out", "self_attn.o_proj"),
+        fused_linears(("mlp.hidden", "mlp.linear"), "mlp.gate_up_proj"),
+        linear("mlp.out", "mlp.down_proj"),
+        _LLAMA_NORMS,
     ),
 )
 
@@ -1050,14 +1046,10 @@ QWEN2 = replace(
     task_classes=decoder_task_classes("Qwen2", "tokens", "span", tokens="score", omits_base_prefix=True),
     template=changes(LLAMA.template, {"attention.qkv_bias": True}),
     fields=override(_LLAMA_FIELDS_WITHOUT_BIAS, *_QWEN_FIELDS),
-    ignored=(),
 )
 
-_QUERY_KEY_NORMS = stack(
-    "decoder.blocks",
-    "layers",
-    norm("attention.query_norm", "self_attn.q_norm"),
-    norm("attention.key_norm", "self_attn.k_norm"),
+_QUERY_KEY_NORMS = norm("attention.query_norm", "self_attn.q_norm") + norm(
+    "attention.key_norm", "self_attn.k_norm"
 )
 # Yang et al. 2025: queries and keys are normalized, and biases are a field again
 QWEN3 = replace(
@@ -1067,11 +1059,7 @@ QWEN3 = replace(
     task_classes=decoder_task_classes("Qwen3", "tokens", "span", tokens="score", omits_base_prefix=True),
     template=changes(LLAMA.template, {"mlp.bias": False, "attention.qk_norm": True}),
     fields=override(without(LLAMA.fields, "mlp.bias"), replace(_HEAD_DIM, default=128), *_QWEN_FIELDS),
-    ignored=(),
-    base_model=(
-        *LLAMA.base_model,
-        _QUERY_KEY_NORMS,
-    ),
+    base_model=_llama_body(_LLAMA_ATTENTION, _QUERY_KEY_NORMS, _LLAMA_MLP, _LLAMA_NORMS),
 )
 
 # Gemma Team 2024a: norms whose scale is 1 plus the parameter, scaled embeddings
@@ -1116,18 +1104,13 @@ GEMMA2 = replace(
         gemma_windows(),
     ),
     ignored=("hidden_act", "cache_implementation", "sliding_window_size"),
-    base_model=(
-        *LLAMA.base_model[:2],
-        stack(
-            "decoder.blocks",
-            "layers",
-            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
-            linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj"),
-            norm("attention_norm", "input_layernorm"),
-            norm("attention_output_norm", "post_attention_layernorm"),
-            norm("mlp_norm", "pre_feedforward_layernorm"),
-            norm("mlp_output_norm", "post_feedforward_layernorm"),
-        ),
+    base_model=_llama_body(
+        _LLAMA_ATTENTION,
+        _LLAMA_MLP,
+        norm("attention_norm", "input_layernorm"),
+        norm("attention_output_norm", "post_attention_layernorm"),
+        norm("mlp_norm", "pre_feedforward_layernorm"),
+        norm("mlp_output_norm", "post_feedforward_layernorm"),
     ),
 )
 
@@ -1148,10 +1131,7 @@ GEMMA3 = replace(
     ),
     supported_values={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
     ignored=(*GEMMA2.ignored, "_sliding_window_pattern"),  # what layer_types was made of
-    base_model=(
-        *GEMMA2.base_model,
-        _QUERY_KEY_NORMS,
-    ),
+    base_model=(*GEMMA2.base_model, stack("decoder.blocks", "layers", _QUERY_KEY_NORMS)),
 )
 
 # OLMo Team 2024: norms of the sub-layers' outputs alone, and of the queries and keys of all heads together
@@ -1175,19 +1155,12 @@ OLMO2 = replace(
         pad_token(1),
         eos_token(50_279),
     ),
-    ignored=(),
-    base_model=(
-        *LLAMA.base_model[:2],
-        stack(
-            "decoder.blocks",
-            "layers",
-            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
-            norm("attention.query_norm", "self_attn.q_norm"),
-            norm("attention.key_norm", "self_attn.k_norm"),
-            linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj"),
-            norm("attention_output_norm", "post_attention_layernorm"),
-            norm("mlp_output_norm", "post_feedforward_layernorm"),
-        ),
+    base_model=_llama_body(
+        _LLAMA_ATTENTION,
+        _QUERY_KEY_NORMS,
+        _LLAMA_MLP,
+        norm("attention_output_norm", "post_attention_layernorm"),
+        norm("mlp_output_norm", "post_feedforward_layernorm"),
     ),
 )
 
@@ -1209,7 +1182,6 @@ GRANITE = replace(
             to_field=lambda _, config: config.attention.product_scale,
         ),
     ),
-    ignored=(),
 )
 
 # --- encoders

@@ -111,12 +111,13 @@ def key_value_heads(default: int | None = None) -> Field:
 
 
 def none_if_equal(other: str, default: Any = None) -> Callable[[Any, HFConfig], Any]:
-    """Return a conversion to None, "the same size", of values that equal the field ``other``."""
+    """Return a conversion of a value that equals the field ``other`` to None, which means the same size."""
 
     def to_setting(value: Any, hf_config: HFConfig) -> Any:
-        usual = hf_config.get(other, default)
-        same = value == usual and type(value) is type(usual)  # False == 0, but not in a config.json
-        return None if same else value
+        other_value = hf_config.get(other, default)
+        # False == 0, but not in a config.json
+        is_equal = value == other_value and type(value) is type(other_value)
+        return None if is_equal else value
 
     return to_setting
 
@@ -205,11 +206,11 @@ def falcon_architecture() -> FieldGroup:
         for name, value in zip(names, (is_new, is_multi_query, False, is_parallel), strict=True):
             check_boolean(name, value)
         norms = hf_config.get(num_norms) or (2 if is_new else 1)
-        if norms not in (1, 2) or norms == 2 and not is_new or is_new and not is_parallel:
+        if norms not in (1, 2) or (norms == 2 and not is_new) or (is_new and not is_parallel):
             given = ", ".join(f"{name}={hf_config.get(name)!r}" for name in (names[0], names[3], num_norms))
             raise SettingError(f"config.json: {given} are not supported together")
         residual = "parallel-one-norm" if is_parallel else "pre-norm"
-        heads = None if is_new or not is_multi_query else 1
+        heads = 1 if is_multi_query else None
         if is_new:
             heads = None if num_kv_heads == hf_config["num_attention_heads"] else num_kv_heads
         return {
@@ -328,8 +329,8 @@ def switch_layers() -> FieldGroup:
         for side in SIDES:
             num_layers = hf_config.get(layers[side]) or hf_config["num_layers"]
             num_sparse = hf_config.get(sparse[side], 3)
-            usual = num_layers // num_sparse if num_sparse > 0 else num_layers
-            step = hf_config.get(steps[side], usual)
+            default_step = num_layers // num_sparse if num_sparse > 0 else num_layers
+            step = hf_config.get(steps[side], default_step)
             if not isinstance(step, int) or step < 1:
                 raise SettingError(f"config.json: {steps[side]}={step!r} should be a number from 1 on")
             by_side[side] = step, num_layers
@@ -388,22 +389,20 @@ def xlnet_head_width() -> Field:
 
     def to_setting(value: Any, hf_config: HFConfig) -> int:
         width, heads = hf_config["d_model"], hf_config["n_head"]
-        own = width // heads if value is None else value
-        if own * heads != width:
+        head_width = width // heads if value is None else value
+        if head_width * heads != width:
             raise SettingError(
                 f"config.json: d_head={value!r} is not supported: n_head={heads!r} heads should share "
                 f"d_model={width!r}"
             )
-        return own
+        return head_width
 
     return Field("d_head", "attention.d_kv", None, to_setting)
 
 
 # --- DeBERTa
 
-DISENTANGLED_SETTINGS = (
-    *("positions.relative_products", "positions.relative_projections", "positions.relative_norm"),
-)
+DISENTANGLED_SETTINGS = tuple(f"positions.relative_{name}" for name in ("products", "projections", "norm"))
 _PRODUCTS = {
     "both": ["p2c", "c2p"],
     "content-to-position": ["c2p"],
@@ -468,21 +467,21 @@ def deberta_distances(*, has_buckets: bool) -> FieldGroup:
         max_length = hf_config.get(longest, 512)
         max_distance = hf_config.get(distance, -1)
         max_distance = max_distance if max_distance > 0 else max_length
-        one_side = hf_config.get(buckets, -1) if has_buckets else -1
-        if one_side > 0 and (one_side < 4 or one_side % 2 or one_side >= max_distance):
+        per_side = hf_config.get(buckets, -1) if has_buckets else -1
+        if per_side > 0 and (per_side < 4 or per_side % 2 or per_side >= max_distance):
             raise SettingError(
-                f"config.json: {buckets}={one_side!r} is not supported with a {distance} of {max_distance}: "
+                f"config.json: {buckets}={per_side!r} is not supported with a {distance} of {max_distance}: "
                 "it should be an even number from 4 on, and less"
             )
         return {
             "positions.max_length": max_length,
             "positions.relative_max_distance": max_distance,
-            "positions.relative_buckets": 2 * (one_side if one_side > 0 else max_distance),
+            "positions.relative_buckets": 2 * (per_side if per_side > 0 else max_distance),
         }
 
     def write(config: ModelConfig) -> HFConfig:
         positions = config.positions
-        has_one_each = positions.relative_buckets == 2 * positions.relative_max_distance
+        has_bucket_per_distance = positions.relative_buckets == 2 * positions.relative_max_distance
         written = {
             names[0]: True,
             names[1]: False,
@@ -490,7 +489,7 @@ def deberta_distances(*, has_buckets: bool) -> FieldGroup:
             distance: positions.relative_max_distance,
         }
         if has_buckets:
-            written[buckets] = -1 if has_one_each else positions.relative_buckets // 2
+            written[buckets] = -1 if has_bucket_per_distance else positions.relative_buckets // 2
         return written
 
     settings = ("max_length", "relative_max_distance", "relative_buckets")
@@ -649,7 +648,7 @@ def unused_rope_settings(scaling: str) -> tuple[str, ...]:
     return tuple(setting for setting, scalings in ROPE_SCALING_FIELDS.values() if scaling not in scalings)
 
 
-# what stretches wavelengths has no default
+# rope_type -> the fields of rope_scaling that have no default
 NEEDED_OF_ROPE = {
     "linear": ("factor",),
     "yarn": ("factor", ORIGINAL_LENGTH),

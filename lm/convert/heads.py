@@ -40,7 +40,7 @@ PROBLEM_TYPES = {"classes": "single_label_classification", "regression": "regres
 SENTENCE_TRANSFORMER = "SentenceTransformer"  # takes the place of a class of transformers
 POOLER, DENSE, OUT = "pooler", "head.dense", "head.out"  # modules of ours that a published head holds
 LAST_NORM_BIAS = "decoder.norm.bias"
-FOLD_TOLERANCE = 1e-5  # by how much the outputs may change where a bias moves into the norm below
+FOLD_TOLERANCE = 1e-5  # largest error of an output whose bias moves into the norm below
 
 Arrays = dict[str, Any]  # path of a parameter -> its numbers
 
