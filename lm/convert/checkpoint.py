@@ -206,13 +206,12 @@ def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
             raise SettingError(f"{CONFIG} asks for {name}={settings[name]}, the files have {held}")
 
 
-def _current_names(family: Family, stored_names: Iterable[str]) -> dict[str, str]:
+def _current_names(family: Family, stored_names: Collection[str]) -> dict[str, str]:
     """Return the stored name of each tensor, by the name in the family's class with heads today.
 
     Older files call the parameters of norms gamma and beta; files of a base model lack its prefix, and some
     families have other names of modules.
     """
-    stored_names = list(stored_names)
     has_prefix = any(name.startswith(family.tensor_prefix) for name in stored_names)
     output_names = {parameter.name for module in family.output_layers for parameter in module}
     names_without_prefix = output_names | {*family.copies}
@@ -228,7 +227,7 @@ def _current_names(family: Family, stored_names: Iterable[str]) -> dict[str, str
                 break
         if not has_prefix and name not in names_without_prefix:
             name = family.tensor_prefix + name
-        if name in current:  # another stored tensor has this name today; this one keeps its own
+        if name in current or name in stored_names:  # another has this name today; this one keeps its own
             name = stored
         current[name] = stored
     return current
@@ -269,7 +268,7 @@ def _unknown_tensors(
             known = stored.equal(name, original)
         else:
             known = _is_buffer(name, stored, config)
-        if not known and path is not None:
+        if not known and original is not None:
             reason = f"differs from {path}, which it should repeat here (tie_word_embeddings)"
             yield f"unknown: {name} {reason}"
         elif not known:
@@ -303,9 +302,9 @@ def save(
 ) -> None:
     """Write a model in float32, and the files ``beside`` (name -> contents), as a new folder, or nothing.
 
-    A fine-tuned model is written with its head, whose classes are called ``labels`` and which reads texts of
-    ``max_length`` tokens at most, and without the heads of pre-training, which its class lacks. SettingError
-    if no class of transformers and no modules of sentence-transformers compute what this model does.
+    A fine-tuned model is written with its head, whose classes are called ``labels``, and without the heads of
+    pre-training, which its class lacks. Modules of sentence-transformers read texts of ``max_length`` tokens
+    at most. SettingError if neither a class of transformers nor such modules compute what this model does.
     """
     folder = Path(folder)
     body = cast(Transformer, model.body if isinstance(model, ModelWithHead) else model)
@@ -348,15 +347,16 @@ def describe(model: Transformer | ModelWithHead, labels: Sequence[str]) -> tuple
     """Return the config.json that ``save`` writes, and the name of the class that it is written as."""
     body = cast(Transformer, model.body if isinstance(model, ModelWithHead) else model)
     hf_config = config_json(with_tied_output(body.config))
+    if isinstance(model, ModelWithHead) or has_head(hf_config):
+        # The head of the file that the model was loaded with is not here.
+        hf_config = {name: x for name, x in hf_config.items() if name not in HEAD_FIELDS}
+        hf_config["architectures"] = [base_class(family_of(hf_config))]
     if isinstance(model, ModelWithHead):
         head = published_head(body.config, model.settings)
         hf_config |= head_json(head, labels, model.head.out.kernel.shape[-1])
         if head.needs_null_pad_token(body.config):
             hf_config["pad_token_id"] = None
         return hf_config, head.class_name
-    if has_head(hf_config):  # of the file that the model was loaded with, whose head is not here
-        hf_config = {name: x for name, x in hf_config.items() if name not in HEAD_FIELDS}
-        hf_config["architectures"] = [base_class(family_of(hf_config))]
     return hf_config, str((hf_config.get("architectures") or [""])[0])
 
 

@@ -120,7 +120,7 @@ def _pretraining_head_settings(family: Family, heads: Collection[str]) -> Settin
     has_logits = "logits" in known
     settings: Settings = {
         "heads": [name for name in known if name != "logits"],
-        "output.bias": has_logits or family.template.output.bias,
+        "output.bias": has_logits,
     }
     if family.template.architecture == "encoder":
         settings["output.logits"] = "tied" if has_logits else "none"
@@ -217,6 +217,8 @@ def _update_published(family: Family, config: ModelConfig) -> HFConfig:
                 hf_config.pop(name, None)
             hf_config |= field.write(config)
     hf_config |= family.written_values
+    if not pretraining_heads_of_config(config).issuperset(pretraining_heads_of_checkpoint(published, ())):
+        hf_config["architectures"] = _first_class(family, config)
     # Weights are written in float32.
     dtypes = [name for name in hf_config if name.rpartition(".")[2] in ("dtype", "torch_dtype")]
     return nest_sections(hf_config | dict.fromkeys(dtypes, "float32"), family)
@@ -224,11 +226,9 @@ def _update_published(family: Family, config: ModelConfig) -> HFConfig:
 
 def _write_new(family: Family, config: ModelConfig) -> HFConfig:
     """Return a new config.json of a family."""
-    heads = pretraining_heads_of_config(config)
-    classes = [name for name, needed in family.architectures.items() if heads.issuperset(needed)]
     hf_config: HFConfig = {
         "model_type": family.model_type,
-        "architectures": classes[:1],
+        "architectures": _first_class(family, config),
         "dtype": "float32",
         "torch_dtype": "float32",
     }
@@ -236,6 +236,12 @@ def _write_new(family: Family, config: ModelConfig) -> HFConfig:
     for field in family.fields:
         hf_config |= field.write(config)
     return nest_sections(hf_config | dict(family.written_values), family)
+
+
+def _first_class(family: Family, config: ModelConfig) -> list[str]:
+    """Return the first class of a family all of whose pre-training heads a model has; empty if none is."""
+    heads = pretraining_heads_of_config(config)
+    return [name for name, needed in family.architectures.items() if heads.issuperset(needed)][:1]
 
 
 # Settings without effect on the outputs, or only on those of a new model or in training.

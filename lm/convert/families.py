@@ -192,6 +192,8 @@ UMT5 = replace(
     model_type="umt5",
     architectures={"UMT5ForConditionalGeneration": ()},
     template=changes(T5.template, {"positions.kind": "relative-per-layer"}),
+    fields=override(T5.fields, t5_activation("gated-gelu")),
+    ignored=(*T5.ignored, "scalable_attention"),  # of the program from which the weights came
 )
 
 # Xue et al. 2021: the shape of T5 1.1, whose states are never scaled before the output matrix
@@ -253,8 +255,10 @@ SWITCH = replace(
         "is_gated_act": False,
     },
     # transformers never reads whether padding is routed, and has cross-attention whatever a file says.
-    ignored=(*T5.ignored, "router_ignore_padding_tokens", "router_type", "add_router_probs")
-    + ("add_cross_attention",),
+    ignored=(
+        *(*T5.ignored, "router_ignore_padding_tokens", "router_type", "add_router_probs"),
+        "add_cross_attention",
+    ),
     tie_flag_unreliable=False,
     base_model=(
         embedding("embed", "shared"),
@@ -356,7 +360,15 @@ MARIAN = replace(
             "embedding.norm": False,
         },
     ),
-    fields=(*BART.fields, Field("decoder_vocab_size", "vocab_size", OPTIONAL)),
+    fields=(
+        *override(
+            BART.fields,
+            pad_token(58_100),
+            eos_token(0),
+            Field("decoder_start_token_id", "special.start", 58_100),
+        ),
+        Field("decoder_vocab_size", "vocab_size", OPTIONAL),
+    ),
     supported_values={
         **BART.supported_values,
         "normalize_embedding": False,
@@ -541,7 +553,7 @@ GPT2 = Family(
         activation("activation_function", "gelu_new"),
         tied_embeddings(True),
         pad_token(0),
-        eos_token(None),
+        eos_token(None),  # the tokenizer's, since the default of transformers is that of one vocabulary
         bos_token(),
         feed_forward_width("n_inner", "n_embd"),
     ),
@@ -668,7 +680,7 @@ BLOOM = Family(
         Field("layer_norm_epsilon", "norm.epsilon", 1e-5),
         Field("hidden_dropout", "dropout", 0.0),
         tied_embeddings(True),
-        pad_token(3),
+        pad_token(3),  # as in all published files; transformers has no default
         eos_token(2),
         bos_token(),
     ),
@@ -701,7 +713,7 @@ BLOOM = Family(
 # Wang and Komatsuzaki 2021
 GPTJ = Family(
     model_type="gptj",
-    architectures={"GPTJForCausalLM": ("logits",)},
+    architectures={"GPTJForCausalLM": ("logits",), "GPTJModel": ()},
     task_classes=decoder_task_classes("GPTJ", "span"),
     template=changes(
         _DECODER,
@@ -711,7 +723,6 @@ GPTJ = Family(
             "bias": False,
             "mlp.bias": True,
             "residual": "parallel-one-norm",
-            "output.bias": True,
         },
     ),
     fields=(
@@ -900,21 +911,20 @@ _HEAD_DIM = Field(
 )
 
 
-def _llama_body(*feed_forward: Parameters) -> tuple[Parameters, ...]:
-    """Map the body of a decoder whose layers have Llama's attention and norms, and these ``feed_forward``."""
+def _llama_body(*modules: Parameters) -> tuple[Parameters, ...]:
+    """Map the body of a decoder that is named as Llama's, and whose layers have these modules."""
     return (
         embedding("embed", "embed_tokens"),
         norm("decoder.norm", "norm"),
-        stack(
-            "decoder.blocks",
-            "layers",
-            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
-            *feed_forward,
-            norm("attention_norm", "input_layernorm"),
-            norm("mlp_norm", "post_attention_layernorm"),
-        ),
+        stack("decoder.blocks", "layers", *modules),
     )
 
+
+_LLAMA_ATTENTION = linears(
+    "attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"
+)
+_LLAMA_MLP = linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj")
+_LLAMA_NORMS = norm("attention_norm", "input_layernorm") + norm("mlp_norm", "post_attention_layernorm")
 
 # Touvron et al. 2023
 LLAMA = Family(
@@ -947,7 +957,7 @@ LLAMA = Family(
     ),
     ignored=("pretraining_tp",),
     base_model_prefix="model",
-    base_model=_llama_body(linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj")),
+    base_model=_llama_body(_LLAMA_ATTENTION, _LLAMA_MLP, _LLAMA_NORMS),
 )
 _LLAMA_FIELDS_WITHOUT_BIAS = without(LLAMA.fields, "bias", "mlp.bias")
 
@@ -957,8 +967,12 @@ MISTRAL = replace(
     model_type="mistral",
     architectures={"MistralForCausalLM": ()},
     task_classes=decoder_task_classes("Mistral", "tokens", "span", tokens="score"),
-    fields=override(_LLAMA_FIELDS_WITHOUT_BIAS, key_value_heads(8), mistral_window()),
-    ignored=(),
+    fields=override(
+        _LLAMA_FIELDS_WITHOUT_BIAS,
+        Field("max_position_embeddings", "positions.max_length", 131_072),
+        key_value_heads(8),
+        mistral_window(),
+    ),
 )
 
 # Jiang et al. 2024: Mistral with eight experts, of which a token passes two. It was published without a
@@ -984,8 +998,10 @@ MIXTRAL = replace(
     ),
     ignored=("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
     base_model=_llama_body(
+        _LLAMA_ATTENTION,
         linear("experts.router", "block_sparse_moe.gate"),
         linears("experts", _MIXTRAL_EXPERT, hidden="w1", linear="w3", out="w2"),
+        _LLAMA_NORMS,
     ),
 )
 
@@ -997,6 +1013,7 @@ PHI3 = replace(
     task_classes=decoder_task_classes("Phi3", "tokens", tokens="score"),
     fields=override(
         MISTRAL.fields,
+        Field("max_position_embeddings", "positions.max_length", 4_096),
         Field("rms_norm_eps", "norm.epsilon", 1e-5),
         Field("resid_pdrop", "dropout", 0.0),
         pad_token(32_000),
@@ -1007,21 +1024,20 @@ PHI3 = replace(
         rope_fields(fraction="partial_rotary_factor", types=("default",)),
     ),
     ignored=("original_max_position_embeddings",),  # of "longrope"
-    base_model=(
-        *LLAMA.base_model[:2],
-        stack(
-            "decoder.blocks",
-            "layers",
-            fused_qkv("self_attn.qkv_proj"),
-            linear("attention.out", "self_attn.o_proj"),
-            fused_linears(("mlp.hidden", "mlp.linear"), "mlp.gate_up_proj"),
-            linear("mlp.out", "mlp.down_proj"),
-            norm("attention_norm", "input_layernorm"),
-            norm("mlp_norm", "post_attention_layernorm"),
-        ),
+    base_model=_llama_body(
+        fused_qkv("self_attn.qkv_proj"),
+        linear("attention.out", "self_attn.o_proj"),
+        fused_linears(("mlp.hidden", "mlp.linear"), "mlp.gate_up_proj"),
+        linear("mlp.out", "mlp.down_proj"),
+        _LLAMA_NORMS,
     ),
 )
 
+_QWEN_FIELDS = (
+    Field("max_position_embeddings", "positions.max_length", 32_768),
+    eos_token(None),
+    qwen_windows(),
+)
 # Yang et al. 2024
 QWEN2 = replace(
     LLAMA,
@@ -1029,15 +1045,11 @@ QWEN2 = replace(
     architectures={"Qwen2ForCausalLM": ()},
     task_classes=decoder_task_classes("Qwen2", "tokens", "span", tokens="score", omits_base_prefix=True),
     template=changes(LLAMA.template, {"attention.qkv_bias": True}),
-    fields=(*_LLAMA_FIELDS_WITHOUT_BIAS, qwen_windows()),
-    ignored=(),
+    fields=override(_LLAMA_FIELDS_WITHOUT_BIAS, *_QWEN_FIELDS),
 )
 
-_QUERY_KEY_NORMS = stack(
-    "decoder.blocks",
-    "layers",
-    norm("attention.query_norm", "self_attn.q_norm"),
-    norm("attention.key_norm", "self_attn.k_norm"),
+_QUERY_KEY_NORMS = norm("attention.query_norm", "self_attn.q_norm") + norm(
+    "attention.key_norm", "self_attn.k_norm"
 )
 # Yang et al. 2025: queries and keys are normalized, and biases are a field again
 QWEN3 = replace(
@@ -1046,12 +1058,8 @@ QWEN3 = replace(
     architectures={"Qwen3ForCausalLM": ()},
     task_classes=decoder_task_classes("Qwen3", "tokens", "span", tokens="score", omits_base_prefix=True),
     template=changes(LLAMA.template, {"mlp.bias": False, "attention.qk_norm": True}),
-    fields=override(without(LLAMA.fields, "mlp.bias"), replace(_HEAD_DIM, default=128), qwen_windows()),
-    ignored=(),
-    base_model=(
-        *LLAMA.base_model,
-        _QUERY_KEY_NORMS,
-    ),
+    fields=override(without(LLAMA.fields, "mlp.bias"), replace(_HEAD_DIM, default=128), *_QWEN_FIELDS),
+    base_model=_llama_body(_LLAMA_ATTENTION, _QUERY_KEY_NORMS, _LLAMA_MLP, _LLAMA_NORMS),
 )
 
 # Gemma Team 2024a: norms whose scale is 1 plus the parameter, scaled embeddings
@@ -1065,6 +1073,7 @@ GEMMA = replace(
     ),
     fields=override(
         without(LLAMA.fields, "mlp.bias"),
+        Field("max_position_embeddings", "positions.max_length", 8_192),
         tied_embeddings(True),
         eos_token(1),
         key_value_heads(16),
@@ -1094,19 +1103,14 @@ GEMMA2 = replace(
         Field("final_logit_softcapping", "output.logit_cap", 30.0),
         gemma_windows(),
     ),
-    ignored=("hidden_act", "cache_implementation"),
-    base_model=(
-        *LLAMA.base_model[:2],
-        stack(
-            "decoder.blocks",
-            "layers",
-            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
-            linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj"),
-            norm("attention_norm", "input_layernorm"),
-            norm("attention_output_norm", "post_attention_layernorm"),
-            norm("mlp_norm", "pre_feedforward_layernorm"),
-            norm("mlp_output_norm", "post_feedforward_layernorm"),
-        ),
+    ignored=("hidden_act", "cache_implementation", "sliding_window_size"),
+    base_model=_llama_body(
+        _LLAMA_ATTENTION,
+        _LLAMA_MLP,
+        norm("attention_norm", "input_layernorm"),
+        norm("attention_output_norm", "post_attention_layernorm"),
+        norm("mlp_norm", "pre_feedforward_layernorm"),
+        norm("mlp_output_norm", "post_feedforward_layernorm"),
     ),
 )
 
@@ -1115,21 +1119,19 @@ GEMMA2 = replace(
 GEMMA3 = replace(
     GEMMA2,
     model_type="gemma3_text",
-    architectures={"Gemma3ForCausalLM": ()},
+    architectures={"Gemma3ForCausalLM": (), "Gemma3TextModel": ()},
     task_classes={},
     template=changes(_DECODER, _GEMMA2_CHANGES | {"attention.qk_norm": True}),
     fields=override(
         without(GEMMA2.fields, "attention.logit_cap"),
+        Field("max_position_embeddings", "positions.max_length", 131_072),
         Field("final_logit_softcapping", "output.logit_cap", None),
         gemma3_rope(),
         gemma_windows("sliding_window_pattern", 6),
     ),
     supported_values={"use_bidirectional_attention": False, "attn_logit_softcapping": None},
     ignored=(*GEMMA2.ignored, "_sliding_window_pattern"),  # what layer_types was made of
-    base_model=(
-        *GEMMA2.base_model,
-        _QUERY_KEY_NORMS,
-    ),
+    base_model=(*GEMMA2.base_model, stack("decoder.blocks", "layers", _QUERY_KEY_NORMS)),
 )
 
 # OLMo Team 2024: norms of the sub-layers' outputs alone, and of the queries and keys of all heads together
@@ -1153,19 +1155,12 @@ OLMO2 = replace(
         pad_token(1),
         eos_token(50_279),
     ),
-    ignored=(),
-    base_model=(
-        *LLAMA.base_model[:2],
-        stack(
-            "decoder.blocks",
-            "layers",
-            linears("attention", "self_attn", query="q_proj", key="k_proj", value="v_proj", out="o_proj"),
-            norm("attention.query_norm", "self_attn.q_norm"),
-            norm("attention.key_norm", "self_attn.k_norm"),
-            linears("mlp", "mlp", hidden="gate_proj", linear="up_proj", out="down_proj"),
-            norm("attention_output_norm", "post_attention_layernorm"),
-            norm("mlp_output_norm", "post_feedforward_layernorm"),
-        ),
+    base_model=_llama_body(
+        _LLAMA_ATTENTION,
+        _QUERY_KEY_NORMS,
+        _LLAMA_MLP,
+        norm("attention_output_norm", "post_attention_layernorm"),
+        norm("mlp_output_norm", "post_feedforward_layernorm"),
     ),
 )
 
@@ -1187,7 +1182,6 @@ GRANITE = replace(
             to_field=lambda _, config: config.attention.product_scale,
         ),
     ),
-    ignored=(),
 )
 
 # --- encoders
@@ -1453,7 +1447,13 @@ ALBERT = replace(
         "Albert", "classes", "regression", "choice", pool="first", dense="albert.pooler", activation="tanh"
     ),
     template=replace(BERT.template, shared_layers=True),
-    fields=override(BERT.fields, eos_token(3), embedding_width("embedding_size", 128, unchanged)),
+    fields=override(
+        BERT.fields,
+        Field("hidden_dropout_prob", "dropout", 0.0),
+        activation("hidden_act", "gelu_new"),
+        eos_token(3),
+        embedding_width("embedding_size", 128, unchanged),
+    ),
     supported_values={**BERT.supported_values, "num_hidden_groups": 1, "inner_group_num": 1},
     base_model_prefix="albert",
     base_model=(

@@ -111,12 +111,13 @@ def key_value_heads(default: int | None = None) -> Field:
 
 
 def none_if_equal(other: str, default: Any = None) -> Callable[[Any, HFConfig], Any]:
-    """Return a conversion to None, "the same size", of values that equal the field ``other``."""
+    """Return a conversion of a value that equals the field ``other`` to None, which means the same size."""
 
     def to_setting(value: Any, hf_config: HFConfig) -> Any:
-        usual = hf_config.get(other, default)
-        same = value == usual and type(value) is type(usual)  # False == 0, but not in a config.json
-        return None if same else value
+        other_value = hf_config.get(other, default)
+        # False == 0, but not in a config.json
+        is_equal = value == other_value and type(value) is type(other_value)
+        return None if is_equal else value
 
     return to_setting
 
@@ -205,11 +206,11 @@ def falcon_architecture() -> FieldGroup:
         for name, value in zip(names, (is_new, is_multi_query, False, is_parallel), strict=True):
             check_boolean(name, value)
         norms = hf_config.get(num_norms) or (2 if is_new else 1)
-        if norms not in (1, 2) or norms == 2 and not is_new or is_new and not is_parallel:
+        if norms not in (1, 2) or (norms == 2 and not is_new) or (is_new and not is_parallel):
             given = ", ".join(f"{name}={hf_config.get(name)!r}" for name in (names[0], names[3], num_norms))
             raise SettingError(f"config.json: {given} are not supported together")
         residual = "parallel-one-norm" if is_parallel else "pre-norm"
-        heads = None if is_new or not is_multi_query else 1
+        heads = 1 if is_multi_query else None
         if is_new:
             heads = None if num_kv_heads == hf_config["num_attention_heads"] else num_kv_heads
         return {
@@ -328,8 +329,8 @@ def switch_layers() -> FieldGroup:
         for side in SIDES:
             num_layers = hf_config.get(layers[side]) or hf_config["num_layers"]
             num_sparse = hf_config.get(sparse[side], 3)
-            usual = num_layers // num_sparse if num_sparse > 0 else num_layers
-            step = hf_config.get(steps[side], usual)
+            default_step = num_layers // num_sparse if num_sparse > 0 else num_layers
+            step = hf_config.get(steps[side], default_step)
             if not isinstance(step, int) or step < 1:
                 raise SettingError(f"config.json: {steps[side]}={step!r} should be a number from 1 on")
             by_side[side] = step, num_layers
@@ -388,22 +389,20 @@ def xlnet_head_width() -> Field:
 
     def to_setting(value: Any, hf_config: HFConfig) -> int:
         width, heads = hf_config["d_model"], hf_config["n_head"]
-        own = width // heads if value is None else value
-        if own * heads != width:
+        head_width = width // heads if value is None else value
+        if head_width * heads != width:
             raise SettingError(
                 f"config.json: d_head={value!r} is not supported: n_head={heads!r} heads should share "
                 f"d_model={width!r}"
             )
-        return own
+        return head_width
 
     return Field("d_head", "attention.d_kv", None, to_setting)
 
 
 # --- DeBERTa
 
-DISENTANGLED_SETTINGS = (
-    *("positions.relative_products", "positions.relative_projections", "positions.relative_norm"),
-)
+DISENTANGLED_SETTINGS = tuple(f"positions.relative_{name}" for name in ("products", "projections", "norm"))
 _PRODUCTS = {
     "both": ["p2c", "c2p"],
     "content-to-position": ["c2p"],
@@ -468,21 +467,21 @@ def deberta_distances(*, has_buckets: bool) -> FieldGroup:
         max_length = hf_config.get(longest, 512)
         max_distance = hf_config.get(distance, -1)
         max_distance = max_distance if max_distance > 0 else max_length
-        one_side = hf_config.get(buckets, -1) if has_buckets else -1
-        if one_side > 0 and (one_side < 4 or one_side % 2 or one_side >= max_distance):
+        per_side = hf_config.get(buckets, -1) if has_buckets else -1
+        if per_side > 0 and (per_side < 4 or per_side % 2 or per_side >= max_distance):
             raise SettingError(
-                f"config.json: {buckets}={one_side!r} is not supported with a {distance} of {max_distance}: "
+                f"config.json: {buckets}={per_side!r} is not supported with a {distance} of {max_distance}: "
                 "it should be an even number from 4 on, and less"
             )
         return {
             "positions.max_length": max_length,
             "positions.relative_max_distance": max_distance,
-            "positions.relative_buckets": 2 * (one_side if one_side > 0 else max_distance),
+            "positions.relative_buckets": 2 * (per_side if per_side > 0 else max_distance),
         }
 
     def write(config: ModelConfig) -> HFConfig:
         positions = config.positions
-        has_one_each = positions.relative_buckets == 2 * positions.relative_max_distance
+        has_bucket_per_distance = positions.relative_buckets == 2 * positions.relative_max_distance
         written = {
             names[0]: True,
             names[1]: False,
@@ -490,7 +489,7 @@ def deberta_distances(*, has_buckets: bool) -> FieldGroup:
             distance: positions.relative_max_distance,
         }
         if has_buckets:
-            written[buckets] = -1 if has_one_each else positions.relative_buckets // 2
+            written[buckets] = -1 if has_bucket_per_distance else positions.relative_buckets // 2
         return written
 
     settings = ("max_length", "relative_max_distance", "relative_buckets")
@@ -555,7 +554,7 @@ def modernbert_rope() -> FieldGroup:
     def read(hf_config: HFConfig) -> Settings:
         if hf_config.get("rope_scaling") is not None:
             raise SettingError(f"config.json: rope_scaling={hf_config['rope_scaling']!r} is not supported")
-        by_type = hf_config.get("rope_parameters") or {}
+        by_type = _rope_by_type(hf_config)
         base = _base_alone("full_attention", by_type, hf_config.get(theta, 160_000.0))
         window_base = _base_alone("sliding_attention", by_type, hf_config.get(window_theta, 10_000.0))
         return {
@@ -579,14 +578,11 @@ def gemma3_rope() -> FieldGroup:
     three of version 4, which are written here.
     """
     window_theta = "rope_local_base_freq"
-    of_full_layers = rope_fields(types=("default", "linear", "llama3"))
+    of_full_layers = rope_fields(types=("default", "linear", "llama3"), default_base=1e6)
 
     def read(hf_config: HFConfig) -> Settings:
-        by_type = hf_config.get("rope_parameters") or {}
-        rope = {"rope_theta": hf_config.get("rope_theta", 1e6), **(by_type.get("full_attention") or {})}
-        rope |= hf_config.get("rope_scaling") or {}
-        lengths = {name: hf_config[name] for name in ("max_position_embeddings",) if name in hf_config}
-        settings = of_full_layers.read({"rope_parameters": rope, **lengths})
+        by_type = _rope_by_type(hf_config)
+        settings = of_full_layers.read(hf_config | {"rope_parameters": by_type.get("full_attention")})
         window_base = _base_alone("sliding_attention", by_type, hf_config.get(window_theta, 10_000.0))
         is_same = window_base == settings["positions.rotary.base"]
         is_stretched = settings["positions.rotary.scaling"] != "none"
@@ -609,6 +605,17 @@ def gemma3_rope() -> FieldGroup:
     )
 
 
+def _rope_by_type(hf_config: HFConfig) -> HFConfig:
+    """Return rope_parameters, by type of layer; SettingError for what is given outside of the two types."""
+    by_type = hf_config.get("rope_parameters") or {}
+    types = ("full_attention", "sliding_attention")
+    if others := sorted(by_type.keys() - {*types}):
+        raise SettingError(
+            f"config.json: rope_parameters has {others}: it should have parameters of each of {types} alone"
+        )
+    return by_type
+
+
 def _base_alone(layer_type: str, by_type: Mapping[str, Any], default: float | None) -> float | None:
     """Return the rotary base of layers of a type; SettingError if their positions are stretched too."""
     parameters = {"rope_theta": default} | (by_type.get(layer_type) or {})
@@ -624,10 +631,11 @@ def _base_alone(layer_type: str, by_type: Mapping[str, Any], default: float | No
 
 
 ROPE_TYPES = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+ORIGINAL_LENGTH = "original_max_position_embeddings"  # by default max_position_embeddings
 # field of rope_scaling -> (setting, the scalings that read it)
 ROPE_SCALING_FIELDS = {
     "factor": ("factor", ("linear", "llama3", "yarn")),
-    "original_max_position_embeddings": ("original_length", ("llama3", "yarn")),
+    ORIGINAL_LENGTH: ("original_length", ("llama3", "yarn")),
     "low_freq_factor": ("low_frequency_factor", ("llama3",)),
     "high_freq_factor": ("high_frequency_factor", ("llama3",)),
     "beta_fast": ("beta_fast", ("yarn",)),
@@ -640,11 +648,11 @@ def unused_rope_settings(scaling: str) -> tuple[str, ...]:
     return tuple(setting for setting, scalings in ROPE_SCALING_FIELDS.values() if scaling not in scalings)
 
 
-# what stretches wavelengths has no default
+# rope_type -> the fields of rope_scaling that have no default
 NEEDED_OF_ROPE = {
     "linear": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", ORIGINAL_LENGTH),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL_LENGTH),
 }
 
 
@@ -686,6 +694,8 @@ def rope_fields(
         if rope_type not in types:
             near = did_you_mean(str(rope_type), types)
             raise SettingError(f"config.json: rope_type={rope_type!r} is not supported{near}")
+        if rope_type != "default" and values.get(ORIGINAL_LENGTH) is None:
+            values[ORIGINAL_LENGTH] = hf_config.get("max_position_embeddings")
         for name in NEEDED_OF_ROPE.get(str(rope_type), ()):
             if values.get(name) is None:
                 raise SettingError(f"config.json: rope_type={rope_type!r} needs {name}")
@@ -698,8 +708,6 @@ def rope_fields(
             "positions.rotary.fraction": rotated_fraction,
             "positions.rotary.scaling": ROPE_TYPES[str(rope_type)],
         }
-        if rope_type != "default":
-            settings["positions.rotary.original_length"] = hf_config.get("max_position_embeddings", 2_048)
         for name, value in values.items():
             if value is None or (name, value) == ("truncate", True):
                 continue

@@ -40,7 +40,7 @@ PROBLEM_TYPES = {"classes": "single_label_classification", "regression": "regres
 SENTENCE_TRANSFORMER = "SentenceTransformer"  # takes the place of a class of transformers
 POOLER, DENSE, OUT = "pooler", "head.dense", "head.out"  # modules of ours that a published head holds
 LAST_NORM_BIAS = "decoder.norm.bias"
-FOLD_TOLERANCE = 1e-5  # by how much the outputs may change where a bias moves into the norm below
+FOLD_TOLERANCE = 1e-5  # largest error of an output whose bias moves into the norm below
 
 Arrays = dict[str, Any]  # path of a parameter -> its numbers
 
@@ -174,8 +174,8 @@ def head_json(published: PublishedHead, labels: Sequence[str], num_outputs: int)
 
 def base_class(family: Family) -> str:
     """Return the class of transformers of a family's model without any head, such as BertModel."""
-    first = next(iter(family.architectures))
-    return re.sub(r"(For[A-Z]\w*|LMHeadModel|MTModel|Model)$", "", first) + "Model"
+    *_, last = family.architectures  # the base class itself, if it is listed
+    return re.sub(r"(For[A-Z]\w*|LMHeadModel|MTModel|Model)$", "", last) + "Model"
 
 
 def head_arrays(published: PublishedHead, model: ModelWithHead, body: Arrays) -> Arrays:

@@ -5,6 +5,7 @@ transformers.
 import importlib.util
 import json
 from dataclasses import replace
+from operator import attrgetter
 
 import jax
 import numpy as np
@@ -385,8 +386,37 @@ def test_what_is_loaded_and_saved_keeps_its_family_its_nulls_and_what_nothing_re
         np.testing.assert_allclose(found[key], tensor, atol=1e-6)  # sinusoids are computed anew
 
 
+@pytest.mark.parametrize(
+    ("family", "path", "due"),
+    [
+        ("umt5", "mlp.activation", "gated-gelu"),
+        ("albert", "mlp.activation", "gelu-tanh"),
+        ("albert", "dropout", 0.0),
+        ("marian", "special.pad", 58_100),
+        ("marian", "special.eos", 0),
+        ("marian", "special.start", 58_100),
+        ("qwen2", "special.eos", None),
+        ("qwen3", "special.eos", None),
+        ("mistral", "positions.max_length", 131_072),
+        ("phi3", "positions.max_length", 4_096),
+        ("qwen2", "positions.max_length", 32_768),
+        ("qwen3", "positions.max_length", 32_768),
+        ("gemma", "positions.max_length", 8_192),
+        ("gemma2", "positions.max_length", 8_192),
+        ("gemma3_text", "positions.max_length", 131_072),
+    ],
+)
+def test_a_field_that_a_file_lacks_has_the_default_of_its_class(family, path, due):
+    base, shapes = variant(f"{family}/base")
+    names = {name for field in FAMILIES[family].fields if path in field.settings for name in field.names}
+    lacking = {name: value for name, value in base.items() if name not in names}
+    found = model_config(lacking, pretraining_heads_of_checkpoint(base, shapes))
+    assert attrgetter(path)(found) == due
+
+
 def read_with(family, changed):
-    fields = json.loads((GOLDEN / family / "config.json").read_text())
+    folder = GOLDEN / family / "config.json"
+    fields = json.loads(folder.read_text()) if folder.exists() else VARIANTS[f"{family}/base"]["config"]
     return model_config({name: x for name, x in (fields | changed).items() if x != "left out"}, ())
 
 
@@ -397,11 +427,38 @@ def read_with(family, changed):
         ({"rope_parameters": {"rope_type": "linear"}}, "'linear' needs factor"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "'llama3' needs low_freq_factor"),
         ({"eos_token_id": [], "rope_interleaved": True}, "rope_interleaved=True is unknown"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 8.0}, "max_position_embeddings": "left out"},
+            "'yarn' needs original_max_position_embeddings",
+        ),
     ],
 )
 def test_rotary_positions_that_two_fields_tell_differently_or_in_part_are_refused(changed, message):
     with pytest.raises(SettingError, match=message):
         read_with("llama_gqa", changed)
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "message"),
+    [
+        (
+            "gemma3_text",
+            {"rope_parameters": {"rope_type": "linear", "factor": 8.0}},
+            r"rope_parameters has \['factor', 'rope_type'\]",
+        ),
+        ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8.0}}, "contradict each other"),
+        ("gemma3_text", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+        ("modernbert", {"rope_parameters": {"rope_theta": 5.0}}, r"rope_parameters has \['rope_theta'\]"),
+    ],
+)
+def test_rotary_positions_by_type_of_layer_leave_nothing_unread(family, changed, message):
+    with pytest.raises(SettingError, match=message):
+        read_with(family, changed)
+
+
+def test_what_published_files_have_beside_the_fields_of_transformers_is_without_effect():
+    for family, field in (("umt5", "scalable_attention"), ("gemma2", "sliding_window_size")):
+        check_fields({"model_type": family, field: 4_096}, FAMILIES[family])
 
 
 def test_what_published_files_switch_off_or_leave_out_is_read():

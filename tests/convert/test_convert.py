@@ -142,6 +142,15 @@ def test_all_classes_of_a_family_are_of_its_own():
         names = [task_class.name for task_class in family.task_classes.values()]
         assert all(name.startswith(base_class(family).removesuffix("Model")) for name in names), names
     assert base_class(FAMILIES["marian"]) == "MarianModel"
+    assert base_class(FAMILIES["gemma3_text"]) == "Gemma3TextModel"
+
+
+def test_a_model_without_a_head_of_its_file_is_written_as_a_class_without_it(tmp_path):
+    config, _ = load(GOLDEN / "bert")
+    assert json.loads(config.published)["architectures"] == ["BertForPreTraining"]
+    save(Transformer(change(config, "heads", ()), nnx.Rngs(params=0)), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    assert load(tmp_path / "out")[0].heads == ()
 
 
 def test_shards_hold_what_one_file_would(tmp_path):
@@ -211,6 +220,16 @@ def test_files_of_older_programs_are_read_and_their_copies_and_constants_checked
         save_file(new | extra | {spoilt: np.asarray(extra[spoilt] + 1)}, folder / MODEL)
         ((kind, found),) = listed(folder)
         assert kind == "unknown:" and found.endswith(spoilt)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"), [("bert", "bert.embeddings.LayerNorm.gamma"), ("llama_gqa", "lm_head.bias")]
+)
+def test_a_tensor_without_a_place_is_unknown_though_another_has_its_name_of_today(name, tensor, tmp_path):
+    folder, tensors = copied(name, tmp_path / "in")
+    save_file({tensor: np.ones(32, np.float32)} | tensors, folder / MODEL)
+    with pytest.raises(SettingError, match=f"unknown: {tensor}$"):
+        load(folder)
 
 
 def test_a_bart_may_hold_the_version_of_its_first_format_and_the_layers_of_its_teacher(tmp_path):

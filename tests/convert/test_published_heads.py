@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
 from lm.config.model import HeadConfig
-from lm.convert import class_name_of_model, load, pooling_of, save
+from lm.convert import class_name_of_model, describe, load, pooling_of, save
 from lm.convert.heads import is_head_tensor, published_head
 from lm.nn.finetune import ModelWithHead
 from lm.sharding import named
@@ -180,8 +180,11 @@ def test_a_class_that_reads_the_last_token_does_not_take_the_end_of_a_text_for_p
         assert json.loads((tmp_path / str(pad) / "config.json").read_text())["pad_token_id"] == expected
 
 
-def test_an_untied_decoder_is_read_below_its_head_without_an_output_matrix_and_written_again(tmp_path):
-    model = tuned("llama_gqa", KINDS["SequenceClassification"])
+@pytest.mark.parametrize("family", ["llama_gqa", "gptj"])
+def test_an_untied_decoder_is_read_below_its_head_without_an_output_matrix_and_written_again(
+    family, tmp_path
+):
+    model = tuned(family, KINDS["SequenceClassification"])
     save(model, tmp_path / "out")
     config, body = load(tmp_path / "out")
     assert config.output.logits == "none" and body.head is None
@@ -189,6 +192,19 @@ def test_an_untied_decoder_is_read_below_its_head_without_an_output_matrix_and_w
     save(again, tmp_path / "again")
     written = json.loads((tmp_path / "again" / "config.json").read_text())
     assert written["architectures"] == [class_name_of_model(model)]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "due"), [("TokenClassification", "id2label label2id"), ("MultipleChoice", "")]
+)
+def test_nothing_is_written_of_the_head_of_the_file_that_a_model_was_loaded_with(suffix, due):
+    model = tuned("bert", KINDS[suffix])
+    former = {"id2label": {"0": "a"}, "label2id": {"a": 0}, "num_labels": 1, "problem_type": "regression"}
+    published = json.dumps(json.loads(model.body.config.published) | former)
+    model.body.config = replace(model.body.config, published=published)
+    written, _ = describe(model, ())
+    assert former.keys() & written.keys() == {*due.split()}
+    assert all(written[name] != former[name] for name in due.split())
 
 
 @pytest.mark.parametrize(
