@@ -256,7 +256,10 @@ SWITCH = replace(
     },
     # transformers never reads whether padding is routed, and has cross-attention whatever a file says.
     ignored=(
-        *(*T5.ignored, "router_ignore_padding_tokens", "router_type", "add_router_probs"),
+        *T5.ignored,
+        "router_ignore_padding_tokens",
+        "router_type",
+        "add_router_probs",
         "add_cross_attention",
     ),
     tie_flag_unreliable=False,
