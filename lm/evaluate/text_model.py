@@ -239,10 +239,11 @@ def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
 
 
 def cut_at_stops(text: str, stops: str | Sequence[str] | None) -> str:
-    """Return a text up to the first of ``stops`` in it."""
-    for stop in [stops] if isinstance(stops, str) else stops or ():
-        text = text.split(stop)[0] if stop else text
-    return text
+    """Return a text up to the first of ``stops`` in it; stops that are empty do not count."""
+    if isinstance(stops, str):
+        stops = [stops]
+    begins = [text.index(stop) for stop in stops or () if stop and stop in text]
+    return text[: min(begins, default=len(text))]
 
 
 def _batches_by_length(prompts: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:

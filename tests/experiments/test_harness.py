@@ -105,11 +105,14 @@ def test_settings_of_a_request_are_the_harnesss_and_unknown_ones_are_refused():
         Decoding(256, temperature=1.0, top_k=5),
         0,
     )
-    assert cut_at_stops("one. two", [".", "e"]) == "on" and cut_at_stops("one", "") == "one" == cut_at_stops(
-        "one", None
-    )
     with pytest.raises(SettingError, match="'max_gen_tok'.*'max_gen_toks'"):
         decoding_from_kwargs({"max_gen_tok": 1})
+
+
+def test_an_answer_ends_at_the_first_of_its_stops_in_whatever_order_they_are_given():
+    assert cut_at_stops("one. two", [".", "e"]) == cut_at_stops("one. two", ["e", "."]) == "on"
+    assert cut_at_stops("abXY", ["XY", "bX"]) == cut_at_stops("abXY", ["bX", "XY"]) == "a"
+    assert cut_at_stops("one", "") == cut_at_stops("one", None) == cut_at_stops("one", ["x"]) == "one"
 
 
 def test_a_prompt_without_settings_is_answered_as_one_with_none(asked):
