@@ -230,6 +230,8 @@ def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
     length = int(next((given[name] for name in LENGTH_NAMES if name in given), DEFAULT_LENGTH))
     temperature = float(given.get("temperature", 1.0 if given.get("do_sample") else 0.0))
     is_sampled = given.get("do_sample", temperature > 0)
+    if is_sampled and not temperature:
+        raise SettingError(f"generation_kwargs: do_sample needs a temperature above 0, not {temperature}")
     if is_sampled and int(given.get("num_beams", 1)) > 1:
         raise SettingError("generation_kwargs: num_beams and do_sample exclude each other")
     if not is_sampled:

@@ -96,6 +96,11 @@ def test_samples_are_of_the_50_likeliest_tokens_unless_more_are_asked_for():
     assert decoding_from_kwargs({"temperature": 0.5, "top_k": 0})[0].top_k == 0
 
 
+def test_samples_need_a_temperature_above_0():
+    with pytest.raises(SettingError, match=r"do_sample needs a temperature above 0, not 0\.0"):
+        decoding_from_kwargs({"do_sample": True, "temperature": 0.0})
+
+
 def test_samples_have_no_beams():
     with pytest.raises(SettingError, match="num_beams and do_sample"):
         decoding_from_kwargs({"do_sample": True, "num_beams": 4})
