@@ -89,6 +89,8 @@ def test_a_prompt_of_an_encoder_may_be_as_long_as_its_positions():
     model = make_model(replace(CONFIG, architecture="encoder-decoder", positions=positions), TOKENIZER, 0)
     (answer,) = model.generate([("abcdefghijklmnopqr", {"max_gen_toks": 2})])
     assert isinstance(answer, str)
+    with pytest.raises(SettingError, match=r"21 positions .* model.positions.max_length=20"):
+        model.generate([("a", {"max_gen_toks": 21})])
 
 
 def test_samples_are_of_the_50_likeliest_tokens_unless_more_are_asked_for():
