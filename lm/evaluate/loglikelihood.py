@@ -245,8 +245,8 @@ def _make_rows(
         what = "an encoder-decoder needs it" if config.has_encoder else "a text without a context needs it"
         raise SettingError(f"model.special.start=None: {what}, to give its first token a probability")
     encoder = context if config.has_encoder else ()
-    targets_length = max(map(len, candidates), default=0)
-    check_length(config, max(len(encoder), len(prompt) + targets_length - 1))
+    num_read = max([0, *(len(candidate) - 1 for candidate in candidates)])  # the last token is not read
+    check_length(config, max(len(encoder), len(prompt) + num_read))
     yield _Row(encoder, prompt, candidates, request=request)
 
 
