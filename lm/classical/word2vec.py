@@ -99,7 +99,7 @@ def join_documents(documents: Sequence[np.ndarray], vocab_size: int) -> tuple[np
 
     Raises SettingError if there is no word, or one that is not in 0..vocab_size - 1.
     """
-    words = np.concatenate([np.zeros(0, np.int32), *documents]).astype(np.int32)
+    words = np.concatenate([np.zeros(0, np.int32), *documents])
     if not len(words):
         raise SettingError("skip-gram has no text to train on: every document is empty")
     if words.min() < 0 or words.max() >= vocab_size:
@@ -107,7 +107,8 @@ def join_documents(documents: Sequence[np.ndarray], vocab_size: int) -> tuple[np
         raise SettingError(
             f"word {wrong} of the text should be in 0..{vocab_size - 1}, the rows of the tables"
         )
-    return words, np.repeat(np.arange(len(documents), dtype=np.int32), [len(ids) for ids in documents])
+    numbers = np.repeat(np.arange(len(documents), dtype=np.int32), [len(ids) for ids in documents])
+    return words.astype(np.int32), numbers
 
 
 def pad_text(words: np.ndarray, documents: np.ndarray, window: int, length: int) -> PaddedText:
