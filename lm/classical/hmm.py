@@ -125,13 +125,6 @@ class HMMTagger:
         """Return the tags with these ids."""
         return [self.tags[tag_id] for tag_id in tag_ids]
 
-    def tag_ids(self, tags: Sequence[str]) -> np.ndarray:
-        """Return the ids of tags, int64 [T]; raise SettingError for a tag that was not in training."""
-        ids = {tag: index for index, tag in enumerate(self.tags)}
-        if unseen := [tag for tag in tags if tag not in ids]:
-            raise SettingError(f"tag {unseen[0]!r} should be one of training: {', '.join(self.tags)}")
-        return np.array([ids[tag] for tag in tags], np.int64)
-
     def most_frequent_tags(self, words: Sequence[str]) -> list[str]:
         """Return the tag that each word has most often, whatever its context.
 
