@@ -102,8 +102,8 @@ class HMMTagger:
     def emissions(self, words: Sequence[str]) -> np.ndarray:
         """Return P(o|s), float64 [T,K]; for an unknown word up to a factor that is the same for all tags.
 
-        A word that was only seen inside of entities may begin one, with the count ``smoothing``: otherwise it
-        could have no tag where none goes on.
+        A word that was only seen as I-X gets the count ``smoothing`` for B-X: otherwise it could have no tag
+        where no entity of type X precedes it.
         """
         rows = []
         for word in words:

@@ -55,8 +55,8 @@ class TextModel:
 
         These, a decoder's start token or those in ``masking``, are added when it is scored.
         """
-        ends = 0 if self.masking is None else len(self.masking.begin) + len(self.masking.end)
-        return self._row_length - self._adds_start - ends
+        num_ends = 0 if self.masking is None else len(self.masking.begin) + len(self.masking.end)
+        return self._row_length - self._adds_start - num_ends
 
     @property
     def _row_length(self) -> int:
@@ -207,8 +207,8 @@ class TextModel:
 def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Request]:
     """Yield (context, continuation) pairs in which every token is scored once.
 
-    The context of the first pair is ``prefix``, which may be empty. Every later context has at least one
-    token. That of the last pair may have more, which were scored before, so that its window is full too.
+    A continuation has up to ``length`` tokens. The context of the first is ``prefix``, which may be empty;
+    that of each other one is the token before it. The last pair's is longer, so that its row is full too.
     """
     if len(ids):
         yield prefix, ids[:length]
