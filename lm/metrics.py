@@ -59,7 +59,7 @@ def check_lengths(targets: Sequence[Any], predictions: Sequence[Any]) -> None:
     """Raise SettingError unless there are as many targets as predictions, and at least one."""
     if len(targets) != len(predictions) or not len(targets):
         numbers = f"{len(targets)} targets and {len(predictions)} predictions"
-        raise SettingError(f"{numbers}; as many are needed, one at least")
+        raise SettingError(f"{numbers} should be equally many, and at least one of each")
 
 
 def percent_mean(scores: Sequence[float]) -> float:
@@ -135,12 +135,12 @@ def entity_f1(labels: Sequence[str]) -> Metric:
 
     def metric(targets: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]) -> Value:
         check_lengths(targets, predictions)
-        hits = found = 0
+        hits = total = 0
         for classes, predicted in zip(targets, predictions, strict=True):
-            right, answers = entities(classes), entities(predicted)
-            hits += len(right & answers)
-            found += len(right) + len(answers)
-        return 200 * hits / found if found else Undefined("no target and no prediction has an entity")
+            expected, found = entities(classes), entities(predicted)
+            hits += len(expected & found)
+            total += len(expected) + len(found)
+        return 200 * hits / total if total else Undefined("no target and no prediction has an entity")
 
     return metric
 
@@ -148,9 +148,11 @@ def entity_f1(labels: Sequence[str]) -> Metric:
 def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> Value:
     """Return the F1 of class 1 [%]; a prediction that is neither 0 nor 1 counts as the wrong class."""
     check_lengths(targets, predictions)
-    pairs = [(t, p if p in (0, 1) else 1 - t) for t, p in zip(targets, predictions, strict=True)]
-    hits = sum(t == p == 1 for t, p in pairs)
-    ones = sum(t + p for t, p in pairs)
+    hits = ones = 0
+    for target, prediction in zip(targets, predictions, strict=True):
+        answer = prediction if prediction in (0, 1) else 1 - target
+        hits += target == answer == 1
+        ones += target + answer
     return 200 * hits / ones if ones else Undefined("no target and no prediction is of class 1")
 
 
@@ -167,14 +169,6 @@ def macro_f1(classes: int) -> Metric:
     return metric
 
 
-def _undefined_if_constant(targets: Sequence[Any], predictions: Sequence[Any]) -> Undefined | None:
-    """Return why there is no correlation, if the targets or the predictions are constant; else None."""
-    for name, values in (("targets", targets), ("predictions", predictions)):
-        if len({*values}) < 2:
-            return Undefined(f"all {name} are alike")
-    return None
-
-
 def matthews(targets: Sequence[int], predictions: Sequence[int]) -> Value:
     """Return the Matthews correlation [%]; undefined if all targets are alike.
 
@@ -189,23 +183,24 @@ def matthews(targets: Sequence[int], predictions: Sequence[int]) -> Value:
 
 
 def _correlation(name: str, targets: Sequence[float], predictions: Sequence[float]) -> Value:
+    """Return ``scipy.stats``' correlation of this name [%]; undefined if either side is constant."""
+    check_lengths(targets, predictions)
     import scipy.stats
 
-    predictions = [parse_number(prediction) for prediction in predictions]
-    if undefined := _undefined_if_constant(targets, predictions):
-        return undefined
-    return 100 * float(getattr(scipy.stats, name)(targets, predictions).statistic)
+    numbers = [parse_number(prediction) for prediction in predictions]
+    for side, values in (("targets", targets), ("predictions", numbers)):
+        if len({*values}) < 2:
+            return Undefined(f"all {side} are alike")
+    return 100 * float(getattr(scipy.stats, name)(targets, numbers).statistic)
 
 
 def pearson(targets: Sequence[float], predictions: Sequence[float]) -> Value:
     """Return Pearson's linear correlation [%]; undefined if targets or predictions are constant."""
-    check_lengths(targets, predictions)
     return _correlation("pearsonr", targets, predictions)
 
 
 def spearman(targets: Sequence[float], predictions: Sequence[float]) -> Value:
     """Return Spearman's rank correlation [%]; undefined if targets or predictions are constant."""
-    check_lengths(targets, predictions)
     return _correlation("spearmanr", targets, predictions)
 
 

@@ -102,8 +102,8 @@ class HMMTagger:
     def emissions(self, words: Sequence[str]) -> np.ndarray:
         """Return P(o|s), float64 [T,K]; for an unknown word up to a factor that is the same for all tags.
 
-        A word that was only seen inside of entities may begin one, with the count ``smoothing``: otherwise it
-        could have no tag where none goes on.
+        A word that was only seen as I-X gets the count ``smoothing`` for B-X: otherwise it could have no tag
+        where no entity of type X precedes it.
         """
         rows = []
         for word in words:
@@ -124,13 +124,6 @@ class HMMTagger:
     def tag_names(self, tag_ids: Iterable[int]) -> list[str]:
         """Return the tags with these ids."""
         return [self.tags[tag_id] for tag_id in tag_ids]
-
-    def tag_ids(self, tags: Sequence[str]) -> np.ndarray:
-        """Return the ids of tags, int64 [T]; raise SettingError for a tag that was not in training."""
-        ids = {tag: index for index, tag in enumerate(self.tags)}
-        if unseen := [tag for tag in tags if tag not in ids]:
-            raise SettingError(f"tag {unseen[0]!r} should be one of training: {', '.join(self.tags)}")
-        return np.array([ids[tag] for tag in tags], np.int64)
 
     def most_frequent_tags(self, words: Sequence[str]) -> list[str]:
         """Return the tag that each word has most often, whatever its context.

@@ -45,8 +45,8 @@ def softmax_gradients(u: Array, v: Array, targets: Array, weights: Array) -> tup
 
     For one pair: with respect to u_t, -v_c + sum_k P(k|t) v_k; with respect to v_k, (P(k|t) - [k = c]) u_t.
     """
-    pairs = weights.sum(axis=1, keepdims=True)
-    expected = jax.nn.softmax(u @ v.T) * pairs
+    num_contexts = weights.sum(axis=1, keepdims=True)
+    expected = jax.nn.softmax(u @ v.T) * num_contexts
     d_u = expected @ v - jnp.einsum("bc,bcd->bd", weights, v[targets])
     d_v = (expected.T @ u).at[targets].add(-weights[:, :, None] * u[:, None, :])
     return d_u, d_v
@@ -57,14 +57,13 @@ def negative_sampling_loss(u: Array, positive: Array, negative: Array, weights: 
 
     i runs over the negatives of the centre. ``u`` [B,D] are the rows of the centres, ``positive`` [B,C,D]
     those of their contexts, ``negative`` [B,K,D] those of words drawn from noise. All pairs of a centre share
-    its K negatives. The expected loss is that of K negatives for each pair, and C times fewer rows are
-    gathered.
+    its K negatives: the expected loss is the same as with K negatives per pair, and C times fewer are read.
     """
     positive_logits = jnp.einsum("bd,bcd->bc", u, positive)
     negative_logits = jnp.einsum("bd,bkd->bk", u, negative)
-    pairs = weights.sum(axis=1, keepdims=True)
+    num_contexts = weights.sum(axis=1, keepdims=True)
     positive_loss = (jax.nn.softplus(-positive_logits) * weights).sum()
-    return positive_loss + (jax.nn.softplus(negative_logits) * pairs).sum()
+    return positive_loss + (jax.nn.softplus(negative_logits) * num_contexts).sum()
 
 
 def negative_sampling_gradients(
@@ -77,10 +76,10 @@ def negative_sampling_gradients(
     respect to v_i, sigma(u_t v_i) u_t.
     """
     v = jnp.concatenate([positive, negative], axis=1)
-    pairs = jnp.broadcast_to(weights.sum(axis=1, keepdims=True), negative.shape[:2])
+    num_contexts = jnp.broadcast_to(weights.sum(axis=1, keepdims=True), negative.shape[:2])
     is_positive = (jnp.arange(v.shape[1]) < positive.shape[1]).astype(u.dtype)[None, :]
     logits = jnp.einsum("bd,bkd->bk", u, v)
-    d_logits = (jax.nn.sigmoid(logits) - is_positive) * jnp.concatenate([weights, pairs], axis=1)
+    d_logits = (jax.nn.sigmoid(logits) - is_positive) * jnp.concatenate([weights, num_contexts], axis=1)
     return jnp.einsum("bk,bkd->bd", d_logits, v), d_logits[:, :, None] * u[:, None, :]
 
 
@@ -99,7 +98,7 @@ def join_documents(documents: Sequence[np.ndarray], vocab_size: int) -> tuple[np
 
     Raises SettingError if there is no word, or one that is not in 0..vocab_size - 1.
     """
-    words = np.concatenate([np.zeros(0, np.int32), *documents]).astype(np.int32)
+    words = np.concatenate([np.zeros(0, np.int32), *documents])
     if not len(words):
         raise SettingError("skip-gram has no text to train on: every document is empty")
     if words.min() < 0 or words.max() >= vocab_size:
@@ -107,7 +106,8 @@ def join_documents(documents: Sequence[np.ndarray], vocab_size: int) -> tuple[np
         raise SettingError(
             f"word {wrong} of the text should be in 0..{vocab_size - 1}, the rows of the tables"
         )
-    return words, np.repeat(np.arange(len(documents), dtype=np.int32), [len(ids) for ids in documents])
+    numbers = np.repeat(np.arange(len(documents), dtype=np.int32), [len(ids) for ids in documents])
+    return words.astype(np.int32), numbers
 
 
 def pad_text(words: np.ndarray, documents: np.ndarray, window: int, length: int) -> PaddedText:
@@ -355,7 +355,7 @@ class WordVectors:
     def vectors(self, words: Sequence[str]) -> np.ndarray:
         """Return the vectors of words as centres, [T,D]; a word has the same vector in every context.
 
-        Raises SettingError, with the did_you_mean known word, for a word that the text lacked.
+        Raises SettingError for a word that the text lacked, with the known word that is most like it.
         """
         for word in words:
             if word not in self.ids:

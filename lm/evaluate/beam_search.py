@@ -21,10 +21,10 @@ class BeamRules:
     """The rules in which implementations of beam search differ."""
 
     length_penalty: Callable[[Any, float], Any]  # (length, exponent) -> divisor of the sum
-    # A sequence may finish if its EOS is among this number * K best continuations of a row.
+    # A sequence finishes only if its EOS is among the (this number * K) best continuations of its row.
     eos_candidates_per_beam: int
-    # How a beam counts that reaches max_length without EOS. "finished": as a finished sequence; "fallback":
-    # it is returned only if fewer than K sequences have finished.
+    # What becomes of a beam that reaches max_length without EOS. "finished": it counts as finished;
+    # "fallback": it is returned only if fewer than K sequences have finished.
     truncated_beams: Literal["finished", "fallback"]
     # When to stop once K have finished. True: at once; False: when no running beam scores higher at its
     # current length; "never": when none could at any length.
@@ -89,16 +89,16 @@ def extend_beams(
     sums, index = blockwise_top_k(sums, 2 * count)  # 2 K, so that K can go on even if K end
     parent, token = index // vocabulary, (index % vocabulary).astype(jnp.int32)
     tokens = _gather(beams.tokens, parent).at[:, :, step].set(token)
-    ends = jnp.zeros_like(token, bool) if eos is None else token == eos
+    is_eos = jnp.zeros_like(token, bool) if eos is None else token == eos
 
-    finishing = ends & (jnp.arange(2 * count) < search.rules.eos_candidates_per_beam * count)[None]
+    finishing = is_eos & (jnp.arange(2 * count) < search.rules.eos_candidates_per_beam * count)[None]
     if search.rules.truncated_beams == "finished":
         finishing |= (length == search.decoding.max_length) & (jnp.arange(2 * count) < count)[None]
     new = jnp.where(finishing & ~beams.done[:, None], search.score(sums, length), -jnp.inf)
     scores, chosen = jax.lax.top_k(jnp.concatenate([beams.scores, new], axis=1), count)
     finished = _gather(jnp.concatenate([beams.finished, tokens], axis=1), chosen)
 
-    sums, chosen = jax.lax.top_k(jnp.where(ends, -jnp.inf, sums), count)
+    sums, chosen = jax.lax.top_k(jnp.where(is_eos, -jnp.inf, sums), count)
     done = beams.done | _is_finished(search, sums[:, 0], scores[:, -1], length)
     parent, token = _gather(parent, chosen), _gather(token, chosen)
     return Beams(_gather(tokens, chosen), sums, finished, scores, done), parent, token

@@ -75,10 +75,11 @@ def _merge_shapes(shapes: np.ndarray, counts: np.ndarray, cost: Cost) -> tuple[n
     return shapes, merged_index
 
 
-def _batch_rows(fitting: float, count: int, multiple: int) -> int:
+def _batch_rows(max_rows: float, count: int, multiple: int) -> int:
     """Return the rows of a batch: ``multiple`` times a power of 2.
 
-    The power of 2 is at most ``fitting``, and no larger than ``count`` examples need.
+    The power of 2 is at most ``max_rows``, if this is 1 or more, and no larger than ``count`` examples need.
     """
+    affordable = 2 ** floor(log2(max(max_rows, 1)))
     needed = 2 ** ceil(log2(max(count / multiple, 1)))
-    return multiple * min(2 ** floor(log2(max(fitting, 1))), needed)
+    return multiple * min(affordable, needed)

@@ -24,7 +24,7 @@ def layer_distances(before: Transformer, after: Transformer) -> dict[str, np.nda
 
 
 def _relative_distance(before: nnx.Module, after: nnx.Module) -> float:
-    """Return ||after - before|| / ||before|| over the parameters that both modules have; 0 without any."""
+    """Return ||after - before|| / ||before|| over the parameters of both modules; 0 if they share none."""
     old, new = _parameters(before), _parameters(after)
     shared = old.keys() & new.keys()
     moved = sum(float(((new[path] - old[path]) ** 2).sum()) for path in shared)

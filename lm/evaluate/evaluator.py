@@ -82,7 +82,7 @@ def score_shuffled(model: Any, eval_task: EvalTask, shard_batch: Callable) -> di
     """Return the measure of a task when each row has the inputs of another, and the number of rows.
 
     Empty if there are no such rows, or if the task is not measured by likelihood. The inverse temperature is
-    fitted on these rows, so that a model that is misled by other inputs is at chance and not below.
+    fitted on these rows: it falls to 0 for a model that wrong inputs mislead, whose measure is then chance.
     """
     choices, measure = eval_task.shuffled, eval_task.task.measure
     if choices is None or measure == "score":

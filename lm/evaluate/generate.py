@@ -116,7 +116,7 @@ def _first_logits(model, batch, max_length):
     """Prefill the cache with the prompts.
 
     Returns the logits [B,V] of the first token, the cache for the others, and which rows are all padding,
-    bool [B].
+    bool [B]. Raises SettingError if the answers would go on behind the last position.
     """
     side = batch.side("encoder" if model.config.has_encoder else "decoder")
     tokens = side.tokens
@@ -131,8 +131,14 @@ def _first_logits(model, batch, max_length):
             raise SettingError(message)
         start = jnp.full((len(tokens), 1), start_token, jnp.int32)
         batch = replace(batch, decoder=Side(tokens=start))
-    prompt_length = batch.side("decoder").tokens.shape[1]
-    logits, cache = model.prefill(batch, prompt_length + max_length - 1)
+    length = batch.side("decoder").tokens.shape[1] + max_length - 1  # the last token is not read
+    longest = model.config.positions.max_length
+    if model.config.has_max_length and length > longest:
+        raise SettingError(
+            f"prompts and answers of {max_length} tokens need {length} positions and have "
+            f"model.positions.max_length={longest}: shorten either"
+        )
+    logits, cache = model.prefill(batch, length)
     return logits, cache, ~(segments > 0).any(-1)
 
 

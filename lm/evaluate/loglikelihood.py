@@ -34,7 +34,7 @@ from lm.nn.ensemble import Ensemble
 from lm.tokenizers.tokenizer import Tokenizer
 
 TokenIds = Sequence[int] | np.ndarray
-MAX_CANDIDATES = 2**31  # of a context: their number has no limit
+MAX_CANDIDATES = 2**31  # no limit: of a context, unlike its length
 # A rough count of the vectors [d_model] that a token's activations take in memory, beside its logits.
 HIDDEN_VECTORS_PER_TOKEN = 16
 Request = tuple[TokenIds, TokenIds]  # a context and its continuation, which is scored
@@ -57,7 +57,7 @@ class Masking(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A sliding window, by which a text that exceeds the model's length is scored."""
+    """A window that slides over a text which exceeds the model's length, to score it piece by piece."""
 
     length: int  # context and scored tokens
     stride: int  # tokens scored in each window but the first; the others before them are context
@@ -203,7 +203,7 @@ def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Requ
 
 
 class _Row(NamedTuple):
-    """Holds what a model reads in one row of a batch, and the tokens that are then scored."""
+    """The tokens that a model reads in one row of a batch, and those that are then scored."""
 
     encoder: TokenIds  # read by the encoder
     prompt: TokenIds  # read by the decoder before the scored tokens
@@ -245,8 +245,8 @@ def _make_rows(
         what = "an encoder-decoder needs it" if config.has_encoder else "a text without a context needs it"
         raise SettingError(f"model.special.start=None: {what}, to give its first token a probability")
     encoder = context if config.has_encoder else ()
-    targets_length = max(map(len, candidates), default=0)
-    check_length(config, max(len(encoder), len(prompt) + targets_length - 1))
+    num_read = max([0, *(len(candidate) - 1 for candidate in candidates)])  # the last token is not read
+    check_length(config, max(len(encoder), len(prompt) + num_read))
     yield _Row(encoder, prompt, candidates, request=request)
 
 
@@ -274,9 +274,9 @@ def _max_length(config: ModelConfig) -> int:
 def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) -> tuple[Batch, _Targets]:
     """Return the batch of ``rows``, padded to ``bucket.rows`` rows, and its targets.
 
-    A row with one continuation, whose ``bucket.lengths`` has no number of candidates, is read whole: the
-    decoder reads the prompt and the continuation without its last token. Else the decoder reads the prompt
-    alone, and each candidate continues its cache (``_candidate_log_probs``).
+    Without a number of candidates in ``bucket.lengths`` each row has one continuation, and the decoder reads
+    the prompt and all of it but its last token. Else the decoder reads the prompt alone, and each candidate
+    continues its cache (``_candidate_log_probs``).
     """
     encoder_length, decoder_length, *candidate_counts, targets_length = bucket.lengths
     num_candidates = candidate_counts[0] if candidate_counts else None
@@ -369,7 +369,7 @@ def _row_cost(config: ModelConfig, lengths: np.ndarray) -> np.ndarray:
     """Return the cost of a row with these lengths [...,3] or [...,4], counted in tokens [...].
 
     Reading a token costs 1. Scoring one costs 1 too, and its logits in proportion to the memory they take.
-    Candidates are read and scored; the length of the decoder includes other targets that are read.
+    The length of the decoder includes the targets that it reads, except for those of candidates.
     """
     scored_token_cost = 1 + config.vocab_size / (HIDDEN_VECTORS_PER_TOKEN * config.d_model)
     encoder, decoder, *candidates, targets = np.moveaxis(lengths, -1, 0)

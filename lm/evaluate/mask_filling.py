@@ -1,8 +1,8 @@
 """Fills masks: with the likeliest tokens for each mask, or so that the whole text is likely.
 
-A masked language model predicts one token per mask, at once or in several passes. One that was trained by
-masked diffusion samples texts so: a text of masks alone is one without a prompt. An encoder-decoder generates
-any number of tokens for a mask.
+A masked language model predicts one token per mask, at once or in several passes. From a text of masks alone,
+a model that was trained by masked diffusion samples a text without a prompt. An encoder-decoder generates any
+number of tokens per mask.
 """
 
 from collections.abc import Sequence
@@ -59,9 +59,15 @@ def _is_masked(batch: Batch, mask: int) -> Array:
     return is_mask if side.segment_ids is None else is_mask & (jnp.asarray(side.segment_ids) > 0)
 
 
-def _with_encoder_tokens(batch: Batch, tokens: Array) -> Batch:
-    """Return the batch with ``tokens`` [B,S] as the encoder's inputs."""
-    return replace(batch, encoder=replace(batch.side("encoder"), tokens=tokens))
+def _fill_logits(model: Transformer, batch: Batch, tokens: Array, mask: int) -> Array:
+    """Return the logits of all positions of texts ``tokens`` [B,S], float32 [B,S,V]; -inf for the mask."""
+    batch = replace(batch, encoder=replace(batch.side("encoder"), tokens=tokens))
+    return _predict(model, batch, mask).at[:, :, mask].set(-jnp.inf)
+
+
+def _ranks(values: Array, where: Array) -> Array:
+    """Return the rank of each value [B,S] in its row, the lowest first; those not in ``where`` come last."""
+    return jnp.argsort(jnp.argsort(jnp.where(where, values, jnp.inf), axis=-1), axis=-1)
 
 
 @partial(jax.jit, static_argnames=("iterations", "mask"))
@@ -77,10 +83,8 @@ def mask_predict(model: Transformer, batch: Batch, *, iterations: int, mask: int
     def predict_again(t, state):
         tokens, confidence = state
         num_masked = count * (iterations - t) // iterations
-        rank = jnp.argsort(jnp.argsort(jnp.where(to_fill, confidence, jnp.inf), axis=-1), axis=-1)
-        masked = (rank < num_masked[:, None]) & to_fill
-        inputs = _with_encoder_tokens(batch, jnp.where(masked, mask, tokens))
-        probabilities = jax.nn.softmax(_predict(model, inputs, mask).at[:, :, mask].set(-jnp.inf))
+        masked = (_ranks(confidence, to_fill) < num_masked[:, None]) & to_fill
+        probabilities = jax.nn.softmax(_fill_logits(model, batch, jnp.where(masked, mask, tokens), mask))
         tokens = jnp.where(masked, probabilities.argmax(-1), tokens).astype(jnp.int32)
         return tokens, jnp.where(masked, probabilities.max(-1), confidence)
 
@@ -107,11 +111,9 @@ def gibbs(model: Transformer, batch: Batch, key: Array, *, iterations: int, mask
         shuffled = jax.random.uniform(jax.random.fold_in(key, 2 * (step // visits)), to_fill.shape)
         position = jnp.argsort(jnp.where(to_fill, shuffled, jnp.inf), axis=-1)[:, turn]
         is_visited = (jnp.arange(to_fill.shape[1])[None] == position[:, None]) & (turn < count)[:, None]
-        inputs = _with_encoder_tokens(batch, jnp.where(is_visited, mask, tokens))
-        logits = jnp.take_along_axis(_predict(model, inputs, mask), position[:, None, None], axis=1)[:, 0]
-        drawn = jax.random.categorical(
-            jax.random.fold_in(key, 2 * step + 1), logits.at[:, mask].set(-jnp.inf)
-        )
+        logits = _fill_logits(model, batch, jnp.where(is_visited, mask, tokens), mask)
+        logits = jnp.take_along_axis(logits, position[:, None, None], axis=1)[:, 0]
+        drawn = jax.random.categorical(jax.random.fold_in(key, 2 * step + 1), logits)
         return jnp.where(is_visited, drawn[:, None], tokens).astype(jnp.int32)
 
     tokens = jnp.asarray(batch.side("encoder").tokens, jnp.int32)
@@ -139,13 +141,11 @@ def metropolis_hastings(
     def propose(step, state):
         tokens, likelihood, accepted = state
         position_key, token_key, accept_key = jax.random.split(jax.random.fold_in(key, step), 3)
-        position = jnp.argmax(
-            jnp.where(to_fill, jax.random.uniform(position_key, to_fill.shape), -1), axis=-1
-        )
+        priority = jax.random.uniform(position_key, to_fill.shape)
+        position = jnp.argmax(jnp.where(to_fill, priority, -1), axis=-1)
         has_turn = step % visits < count
-        hidden = _with_encoder_tokens(batch, tokens.at[rows, position].set(mask))
-        logits = jnp.take_along_axis(_predict(model, hidden, mask), position[:, None, None], axis=1)[:, 0]
-        log_p = jax.nn.log_softmax(logits.at[:, mask].set(-jnp.inf))
+        logits = _fill_logits(model, batch, tokens.at[rows, position].set(mask), mask)
+        log_p = jax.nn.log_softmax(logits[rows, position])
         new, old = jax.random.categorical(token_key, log_p), tokens[rows, position]
         proposed = tokens.at[rows, position].set(new)
         proposed_likelihood = pseudo_log_likelihood(model, batch, proposed, mask=mask)
@@ -174,8 +174,8 @@ def pseudo_log_likelihood(model: Transformer, batch: Batch, tokens: Array, *, ma
     is_text = jnp.ones(tokens.shape, bool) if segments is None else jnp.asarray(segments) > 0
 
     def add(position, total):
-        hidden = _with_encoder_tokens(batch, tokens.at[:, position].set(mask))
-        log_p = jax.nn.log_softmax(_predict(model, hidden, mask)[:, position].at[:, mask].set(-jnp.inf))
+        logits = _fill_logits(model, batch, tokens.at[:, position].set(mask), mask)
+        log_p = jax.nn.log_softmax(logits[:, position])
         own = jnp.take_along_axis(log_p, tokens[:, position][:, None], axis=-1)[:, 0]
         return total + jnp.where(is_text[:, position], own, 0)
 
@@ -197,7 +197,7 @@ def ancestral(model: Transformer, batch: Batch, key: Array, *, iterations: int, 
     def denoise(step, tokens):
         choice_key, token_key = jax.random.split(jax.random.fold_in(key, step))
         chosen = jax.random.uniform(choice_key, tokens.shape) < 1 / (iterations - step)  # at the end, all
-        logits = _predict(model, _with_encoder_tokens(batch, tokens), mask).at[:, :, mask].set(-jnp.inf)
+        logits = _fill_logits(model, batch, tokens, mask)
         drawn = jax.random.categorical(token_key, logits)
         return jnp.where(to_fill & (tokens == mask) & chosen, drawn, tokens).astype(jnp.int32)
 
@@ -220,7 +220,7 @@ def most_confident_first(
     count = to_fill.sum(-1)
 
     def predict(step, tokens):
-        logits = _predict(model, _with_encoder_tokens(batch, tokens), mask).at[:, :, mask].set(-jnp.inf)
+        logits = _fill_logits(model, batch, tokens, mask)
         if temperature:
             predicted = jax.random.categorical(jax.random.fold_in(key, step), logits / temperature)
         else:
@@ -228,8 +228,8 @@ def most_confident_first(
         probabilities = jnp.take_along_axis(jax.nn.softmax(logits), predicted[..., None], axis=-1)[..., 0]
         is_mask = to_fill & (tokens == mask)
         num_left = count * (iterations - 1 - step) // iterations
-        rank = jnp.argsort(jnp.argsort(jnp.where(is_mask, probabilities, jnp.inf), axis=-1), axis=-1)
-        return jnp.where(is_mask & (rank >= num_left[:, None]), predicted, tokens).astype(jnp.int32)
+        is_kept = is_mask & (_ranks(probabilities, is_mask) >= num_left[:, None])
+        return jnp.where(is_kept, predicted, tokens).astype(jnp.int32)
 
     tokens = jnp.asarray(batch.side("encoder").tokens, jnp.int32)
     return jax.lax.fori_loop(0, iterations, predict, tokens)

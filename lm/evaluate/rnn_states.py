@@ -11,7 +11,7 @@ from lm.nn.rnn import Direction, Recurrent
 from lm.nn.transformer import Transformer
 from lm.ops.recurrence import States, rnn_scan
 
-# by model.mixer.kind: names of a cell's products, in order; None: not a gate, so not through a sigmoid
+# model.mixer.kind -> names of the gates among a cell's products, in order; None: a product without a sigmoid
 GATES = {
     "rnn": (None,),
     "gru": ("reset gate", "update gate", None),

@@ -55,8 +55,8 @@ class TextModel:
 
         These, a decoder's start token or those in ``masking``, are added when it is scored.
         """
-        ends = 0 if self.masking is None else len(self.masking.begin) + len(self.masking.end)
-        return self._row_length - self._adds_start - ends
+        num_ends = 0 if self.masking is None else len(self.masking.begin) + len(self.masking.end)
+        return self._row_length - self._adds_start - num_ends
 
     @property
     def _row_length(self) -> int:
@@ -207,8 +207,8 @@ class TextModel:
 def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Request]:
     """Yield (context, continuation) pairs in which every token is scored once.
 
-    The context of the first pair is ``prefix``, which may be empty. Every later context has at least one
-    token. That of the last pair may have more, which were scored before, so that its window is full too.
+    A continuation has up to ``length`` tokens. The context of the first is ``prefix``, which may be empty;
+    that of each other one is the token before it. The last pair's is longer, so that its row is full too.
     """
     if len(ids):
         yield prefix, ids[:length]
@@ -230,6 +230,8 @@ def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
     length = int(next((given[name] for name in LENGTH_NAMES if name in given), DEFAULT_LENGTH))
     temperature = float(given.get("temperature", 1.0 if given.get("do_sample") else 0.0))
     is_sampled = given.get("do_sample", temperature > 0)
+    if is_sampled and not temperature:
+        raise SettingError(f"generation_kwargs: do_sample needs a temperature above 0, not {temperature}")
     if is_sampled and int(given.get("num_beams", 1)) > 1:
         raise SettingError("generation_kwargs: num_beams and do_sample exclude each other")
     if not is_sampled:
@@ -239,10 +241,11 @@ def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
 
 
 def cut_at_stops(text: str, stops: str | Sequence[str] | None) -> str:
-    """Return a text up to the first of ``stops`` in it."""
-    for stop in [stops] if isinstance(stops, str) else stops or ():
-        text = text.split(stop)[0] if stop else text
-    return text
+    """Return a text up to the first of ``stops`` in it; stops that are empty do not count."""
+    if isinstance(stops, str):
+        stops = [stops]
+    begins = [text.index(stop) for stop in stops or () if stop and stop in text]
+    return text[: min(begins, default=len(text))]
 
 
 def _batches_by_length(prompts: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:

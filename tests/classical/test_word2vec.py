@@ -192,7 +192,13 @@ def test_an_update_is_a_step_of_gradient_descent_on_the_loss_of_the_batch():
 
 @pytest.mark.parametrize(
     ("documents", "mend"),
-    [([], "no text"), ([[]], "no text"), ([[0, 7]], "word 7 .*0..6"), ([[-1]], "word -1")],
+    [
+        ([], "no text"),
+        ([[]], "no text"),
+        ([[0, 7]], "word 7 .*0..6"),
+        ([[-1]], "word -1"),
+        ([[2**32]], "word 4294967296"),
+    ],
 )
 def test_text_that_the_tables_do_not_fit_is_refused(documents, mend):
     with pytest.raises(SettingError, match=mend):

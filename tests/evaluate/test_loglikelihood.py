@@ -196,6 +196,8 @@ def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
     assert np.isfinite(continuation_log_probs(model, [(text[:8], text[8:16])], put)).all()
     with pytest.raises(SettingError, match="a row of 17 tokens exceeds model.positions.max_length=16"):
         continuation_log_probs(model, [(text[:8], text[8:])], put)
+    with pytest.raises(SettingError, match="a row of 17 tokens"):
+        continuation_log_probs(model, [(text[:16], [])], put)
     unstarted = make("decoder", special=SpecialTokens(start=None))
     with pytest.raises(SettingError, match="model.special.start=None"):
         continuation_log_probs(unstarted, [([], text)], put)

@@ -89,11 +89,18 @@ def test_a_prompt_of_an_encoder_may_be_as_long_as_its_positions():
     model = make_model(replace(CONFIG, architecture="encoder-decoder", positions=positions), TOKENIZER, 0)
     (answer,) = model.generate([("abcdefghijklmnopqr", {"max_gen_toks": 2})])
     assert isinstance(answer, str)
+    with pytest.raises(SettingError, match=r"21 positions .* model.positions.max_length=20"):
+        model.generate([("a", {"max_gen_toks": 21})])
 
 
 def test_samples_are_of_the_50_likeliest_tokens_unless_more_are_asked_for():
     assert decoding_from_kwargs({"do_sample": True})[0].top_k == 50
     assert decoding_from_kwargs({"temperature": 0.5, "top_k": 0})[0].top_k == 0
+
+
+def test_samples_need_a_temperature_above_0():
+    with pytest.raises(SettingError, match=r"do_sample needs a temperature above 0, not 0\.0"):
+        decoding_from_kwargs({"do_sample": True, "temperature": 0.0})
 
 
 def test_samples_have_no_beams():

@@ -17,6 +17,7 @@ from experiments.runs.trained import open_run, texts_of_run
 from lm import convert
 from lm.config.base import SettingError
 from lm.config.decoding import Decoding
+from lm.evaluate.loglikelihood import without_start
 from lm.evaluate.text_model import cut_at_stops, decoding_from_kwargs, rolling_windows
 from lm.notebook import text_model
 from lm.tokenizers.huggingface import load_pretrained_tokenizer
@@ -81,10 +82,9 @@ def test_what_is_written_behind_prompts_is_the_harnesss_and_would_have_been_gues
             assert mine.strip() == theirs.strip()
     start = model.encode_prompt("a bird")
     first = int(model._generate_batch([start], Decoding(1), jax.random.key(0))[0, 0])
-    assert model._score([(model._without_start(start), [first]), (model._without_start(start), [first ^ 1])])[
-        0
-    ][1]
-    assert not model._score([(model._without_start(start), [first ^ 1])])[0][1]
+    context = without_start(start, model.model.config)
+    likeliest, other = model._score([(context, [first]), (context, [first ^ 1])])
+    assert likeliest[1] and not other[1]
 
 
 def test_windows_score_every_token_once_in_rows_that_are_full():
@@ -105,11 +105,14 @@ def test_settings_of_a_request_are_the_harnesss_and_unknown_ones_are_refused():
         Decoding(256, temperature=1.0, top_k=5),
         0,
     )
-    assert cut_at_stops("one. two", [".", "e"]) == "on" and cut_at_stops("one", "") == "one" == cut_at_stops(
-        "one", None
-    )
     with pytest.raises(SettingError, match="'max_gen_tok'.*'max_gen_toks'"):
         decoding_from_kwargs({"max_gen_tok": 1})
+
+
+def test_an_answer_ends_at_the_first_of_its_stops_in_whatever_order_they_are_given():
+    assert cut_at_stops("one. two", [".", "e"]) == cut_at_stops("one. two", ["e", "."]) == "on"
+    assert cut_at_stops("abXY", ["XY", "bX"]) == cut_at_stops("abXY", ["bX", "XY"]) == "a"
+    assert cut_at_stops("one", "") == cut_at_stops("one", None) == cut_at_stops("one", ["x"]) == "one"
 
 
 def test_a_prompt_without_settings_is_answered_as_one_with_none(asked):
