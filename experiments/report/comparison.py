@@ -47,6 +47,7 @@ from experiments.report.statistics import (
     bootstrap_difference,
     compare_pairs,
     outlying_seeds,
+    sample_variance,
     seed_weights,
 )
 from experiments.runs import provenance
@@ -356,9 +357,10 @@ class Comparison:
         values = self.values_by_seed(metric)[name]
         deltas = self._bootstrap_deltas[metric.name].get(name, {})
         example_variance = np.var(np.mean([*deltas.values()], axis=0)) if deltas else 0.0
-        seed_variance = np.var([*values.values()], ddof=1) / len(values) if len(values) > 1 else 0.0
-        error = float(np.sqrt(example_variance + seed_variance))
-        if metric.chance is None or not values or not error:
+        if metric.chance is None or not values:
+            return None
+        error = sqrt(example_variance + sample_variance([*values.values()]) / len(values))
+        if not error:
             return None
         return metric.sign * (mean(values.values()) - metric.chance) / error
 

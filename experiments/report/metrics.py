@@ -9,13 +9,13 @@ judged on each half and on both.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
-from statistics import mean, median, variance
+from statistics import mean, median
 from typing import Any, Literal
 
 import numpy as np
 
 from experiments.figures.panels import Score
-from experiments.report.statistics import RELATIVE_TOLERANCE, expected_median_variance
+from experiments.report.statistics import expected_median_variance, sample_variance
 from experiments.runs.result import Result
 from experiments.study.claims import compared_columns
 from experiments.study.experiment import Experiment
@@ -356,13 +356,11 @@ def typical_std(rows: Iterable[Sequence[float]]) -> float:
     changes with a row that some seeds learn and others do not. Rows whose runs are all equal, such as n-gram
     models, are left out.
     """
-    varied = [
-        row for row in rows if len(row) > 1 and max(row) - min(row) > RELATIVE_TOLERANCE * max(map(abs, row))
-    ]
+    varied = [row for row in rows if sample_variance(row) > 0]
     if not varied:
         return 0.0
     dof = tuple(sorted(len(row) - 1 for row in varied))
-    return sqrt(median(map(variance, varied)) / expected_median_variance(dof))
+    return sqrt(median(map(sample_variance, varied)) / expected_median_variance(dof))
 
 
 def pooled_std(rows: Iterable[Sequence[float]]) -> float:
@@ -371,4 +369,4 @@ def pooled_std(rows: Iterable[Sequence[float]]) -> float:
     dof = sum(len(row) - 1 for row in repeated)
     if not dof:
         return 0.0
-    return sqrt(sum(variance(row) * (len(row) - 1) for row in repeated) / dof)
+    return sqrt(sum(sample_variance(row) * (len(row) - 1) for row in repeated) / dof)

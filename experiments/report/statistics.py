@@ -24,9 +24,9 @@ NUM_SIMULATED = 2_000  # number of simulated pairs of rows, and of bootstrap res
 MAX_BOOTSTRAPPED_SEEDS = 30
 CHUNK = 500  # resamples computed at a time, so that their counts fit the processor's cache
 MIN_VARIANCES = 3  # fewer are too few to estimate their spread
-RELATIVE_TOLERANCE = 1e-9  # smaller differences are rounding
-# A seed is an outlier if it is further than this from its row's median, in units of the median over rows of
-# the standard deviation over seeds.
+RELATIVE_TOLERANCE = 1e-9  # smaller differences are rounding, of values of about 1 or more
+# A seed is an outlier if it is further than this from its row's median, in units of the median row's standard
+# deviation over seeds.
 OUTLIER_THRESHOLD = 4.0
 RowPair = tuple[str, str]  # names of two rows
 RunKey = tuple[str, int]  # name of a row, seed
@@ -107,9 +107,18 @@ def bootstrap_difference(
     return np.stack([known[seed] if seed in known else mean for seed in seeds])
 
 
+def sample_variance(values: Sequence[float] | np.ndarray) -> float:
+    """Return the unbiased variance; 0 for fewer than two values, and for values equal up to rounding."""
+    if len(values) < 2:
+        return 0.0
+    tolerance = RELATIVE_TOLERANCE * max(1.0, float(np.abs(values).max()))
+    variance = float(np.var(values, ddof=1))
+    return variance if variance > tolerance**2 else 0.0
+
+
 @dataclass(frozen=True)
 class PairedDifference:
-    """The difference of two rows, seed by seed."""
+    """The difference of two rows, seed by seed, in noise standard deviations."""
 
     by_seed: np.ndarray  # [S], for the seeds that both rows have
     # bootstrap deltas of each seed's difference over examples, [S, NUM_RESAMPLES]; None if unknown
@@ -117,12 +126,8 @@ class PairedDifference:
 
     @property
     def variance(self) -> float:
-        """Return the sample variance over seeds; 0 for one seed, and for seeds equal up to rounding."""
-        if len(self.by_seed) < 2:
-            return 0.0
-        tolerance = RELATIVE_TOLERANCE * float(np.abs(self.by_seed).max())
-        variance = float(self.by_seed.var(ddof=1))
-        return variance if variance > tolerance**2 else 0.0
+        """Return the ``sample_variance`` over seeds."""
+        return sample_variance(self.by_seed)
 
     @property
     def example_variance(self) -> float:
@@ -256,14 +261,15 @@ def _dof_from_seed_counts(num_seeds: Mapping[RowPair, int]) -> int:
 def seed_intervals(by_seed: Sequence[float]) -> dict[str, tuple[float, float] | None]:
     """Return 95 % confidence intervals of the mean over seeds: "t" (Student) and "bca" (bootstrap).
 
-    None for an interval that cannot be estimated: "bca" needs three seeds.
+    None for an interval that cannot be estimated: both need seeds that differ, and "bca" three of them.
     """
     from scipy.special import stdtrit  # slow to import, as is scipy.stats
 
     values = np.array(by_seed)
-    if len(values) < 2 or np.ptp(values) <= RELATIVE_TOLERANCE * np.abs(values).max():
+    variance = sample_variance(values)
+    if not variance:
         return {"t": None, "bca": None}
-    half_width = stdtrit(len(values) - 1, 1 - ALPHA / 2) * values.std(ddof=1) / sqrt(len(values))
+    half_width = stdtrit(len(values) - 1, 1 - ALPHA / 2) * sqrt(variance / len(values))
     intervals: dict[str, tuple[float, float] | None] = {
         "t": (values.mean() - half_width, values.mean() + half_width),
         "bca": None,
@@ -387,17 +393,16 @@ def simulate_tests(pairs: tuple[RowPair, ...], num_seeds: int, example_variance:
 def outlying_seeds(rows: Mapping[str, Mapping[int, float]]) -> list[tuple[str, int]]:
     """Return (row, seed) of values far from their row's median, in rows with three seeds or more.
 
-    Far is more than OUTLIER_THRESHOLD times the median over these rows of their standard deviations.
+    Far is more than OUTLIER_THRESHOLD times the median over these rows of their standard deviations. Rows
+    whose seeds agree, such as n-gram models, do not count.
     """
-    rows_with_enough_seeds = {row: seeds for row, seeds in rows.items() if len(seeds) > 2}
-    if not rows_with_enough_seeds:
+    variances = {row: sample_variance([*seeds.values()]) for row, seeds in rows.items() if len(seeds) > 2}
+    varied = {row: variance for row, variance in variances.items() if variance > 0}
+    if not varied:
         return []
-    stds = [float(np.std([*seeds.values()], ddof=1)) for seeds in rows_with_enough_seeds.values()]
-    median_std = median(stds)
+    limit = OUTLIER_THRESHOLD * median(map(sqrt, varied.values()))
     outliers = []
-    for row, seeds in rows_with_enough_seeds.items():
-        center = median(seeds.values())
-        for seed, value in seeds.items():
-            if abs(value - center) > OUTLIER_THRESHOLD * median_std > 0:
-                outliers.append((row, seed))
+    for row in varied:
+        center = median(rows[row].values())
+        outliers += [(row, seed) for seed, value in rows[row].items() if abs(value - center) > limit]
     return outliers

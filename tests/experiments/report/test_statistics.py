@@ -303,3 +303,21 @@ def test_a_seed_far_from_its_rows_others_is_named():
     assert outlying_seeds(rows) == []
     assert outlying_seeds(rows | {"b": rows["b"] | {2: 9.0}}) == [("b", 2)]
     assert outlying_seeds({"a": {0: 1.0, 1: 9.0}}) == []
+
+
+@pytest.mark.parametrize("counted", [0.1, 0.5])  # numpy's deviation of three times 0.1 is not quite 0
+def test_rows_whose_seeds_agree_neither_make_seeds_outliers_nor_hide_them(counted):
+    rows = {name: dict.fromkeys(range(3), counted) for name in "wxyz"}
+    rows |= {name: dict(enumerate([1.0, 1.1, 0.9, 1.05])) for name in "abc"}
+    assert outlying_seeds(rows) == []
+    assert outlying_seeds(rows | {"b": rows["b"] | {2: 9.0}}) == [("b", 2)]
+
+
+def test_a_pair_that_differs_by_rounding_alone_says_nothing_of_the_noise_of_others():
+    rng = np.random.default_rng(0)
+    varied = {(f"row {i}", "base"): PairedDifference(rng.normal(size=3)) for i in range(4)}
+    rounded, equal = (PairedDifference(np.array([x, 0.0, 0.0])) for x in (0.1 + 0.2 - 0.3, 0.0))
+    first, second = (compare_pairs(varied | {("same", "base"): x}, MARGIN) for x in (rounded, equal))
+    for pair, test in first.items():
+        assert test.degrees_of_freedom == second[pair].degrees_of_freedom
+        assert (test.low, test.high, test.p) == pytest.approx((second[pair].low, second[pair].high, 1.0))

@@ -676,6 +676,15 @@ def test_chance_is_told_in_standard_errors_and_columns_by_what_they_measure(tmp_
     assert sheet["baseline above chance"][0].text.startswith("+")
 
 
+def test_a_row_whose_seeds_agree_and_whose_examples_are_unknown_has_no_distance_from_chance(tmp_path):
+    comparison = study(tmp_path, seeds=3)
+    for each in comparison.runs[BASE]:
+        each.tasks["cloze"]["metrics"]["bits_above_chance"] = 0.1  # three of which have a mean beside 0.1
+        each.stages.clear()
+    comparison.warn = lambda line: None
+    assert comparison.standard_errors_above_chance(comparison.metrics[0], BASE) is None
+
+
 def test_the_baselines_answers_are_shown_in_each_metric_of_a_task(tmp_path):
     comparison = study(tmp_path, seeds=2)
     for each in (each for runs in comparison.runs.values() for each in runs):
