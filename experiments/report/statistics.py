@@ -205,9 +205,8 @@ def compare_pairs(
     variances = np.array([x.variance for x in testable.values()])
     num_seeds = np.array([len(x.by_seed) for x in testable.values()])
     example_variances = np.array([x.example_variance for x in testable.values()])
-    standard_errors, dof = _standard_errors(
-        variances, num_seeds, example_variances, degrees_of_freedom(varied)
-    )
+    max_dof = degrees_of_freedom({pair: len(x.by_seed) for pair, x in varied.items()})
+    standard_errors, dof = _standard_errors(variances, num_seeds, example_variances, max_dof)
     means = np.array([x.by_seed.mean() for x in testable.values()])
     half_widths = stdtrit(dof, 1 - ALPHA / 2) * standard_errors
     p = holm_adjust(2 * stdtr(dof, -np.abs(means) / standard_errors))
@@ -238,24 +237,21 @@ def _standard_errors(
     return np.sqrt(np.maximum(variances, moderated) / num_seeds + example_variances), dof
 
 
-def degrees_of_freedom(differences: Mapping[RowPair, PairedDifference]) -> int:
-    """Return the degrees of freedom of a two-way layout of rows and seeds without interaction.
+def degrees_of_freedom(num_seeds: Mapping[RowPair, int]) -> int:
+    """Return the degrees of freedom of pairs' differences around their means, by the seeds of each pair.
 
-    They are (R - 1) (S - 1) if all R rows of the pairs have S seeds: S - 1 within each row, less S - 1 for
-    the effects of a seed on all rows. The sum of the pairs' own degrees of freedom is an upper limit, which
-    pairs without a common row reach.
+    They are (R - 1) (S - 1) if the pairs join all R rows and each has S seeds, as in a two-way layout of rows
+    and seeds without interaction. In general each seed after the first adds as many as the pairs that have it
+    are independent: the rank of their contrasts. Pairs with fewer seeds are taken to have the first of them.
     """
-    return _dof_from_seed_counts({pair: len(x.by_seed) for pair, x in differences.items()})
-
-
-def _dof_from_seed_counts(num_seeds: Mapping[RowPair, int]) -> int:
-    """Return ``degrees_of_freedom`` by the number of seeds of each pair."""
-    seeds_per_row: dict[str, int] = {}
-    for pair, count in num_seeds.items():
-        for row in pair:
-            seeds_per_row[row] = max(seeds_per_row.get(row, 0), count)
-    within_rows = sum(count - 1 for count in seeds_per_row.values()) - (max(seeds_per_row.values()) - 1)
-    return min(within_rows, sum(count - 1 for count in num_seeds.values()))
+    rows = {row for pair in num_seeds for row in pair}
+    contrasts = np.array([[(row == a) - (row == b) for row in rows] for a, b in num_seeds])
+    counts = np.array([*num_seeds.values()])
+    dof, fewer = 0, 1
+    for count in sorted(set(num_seeds.values())):
+        dof += (count - fewer) * int(np.linalg.matrix_rank(contrasts[counts >= count]))
+        fewer = count
+    return dof
 
 
 def seed_intervals(by_seed: Sequence[float]) -> dict[str, tuple[float, float] | None]:
@@ -366,7 +362,7 @@ def simulate_tests(pairs: tuple[RowPair, ...], num_seeds: int, example_variance:
     rng = np.random.default_rng(num_seeds)
     rows = sorted({row for pair in pairs for row in pair})
     first, second = (np.array([rows.index(pair[side]) for pair in pairs]) for side in (0, 1))
-    alpha, max_dof = ALPHA / len(pairs), _dof_from_seed_counts(dict.fromkeys(pairs, num_seeds))
+    alpha, max_dof = ALPHA / len(pairs), degrees_of_freedom(dict.fromkeys(pairs, num_seeds))
     detection_thresholds, equivalence_thresholds = [], []
     for _ in range(-(-NUM_SIMULATED // len(pairs))):
         noise = rng.normal(scale=sqrt(0.5), size=(len(rows), num_seeds))

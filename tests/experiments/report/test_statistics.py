@@ -138,6 +138,13 @@ def test_degrees_of_freedom_are_those_of_the_rows_that_are_compared_and_of_their
     )
 
 
+def test_rows_that_no_pairs_join_have_degrees_of_freedom_of_their_own():
+    values = scores(np.random.default_rng(0), [1.0] * 6, 5)
+    apart = every_pair(values[:3]) | {(f"{a}'", f"{b}'"): x for (a, b), x in every_pair(values[3:]).items()}
+    judged = compare_pairs(apart, MARGIN)
+    assert max(one.degrees_of_freedom for one in judged.values()) <= 2 * 2 * 4, "of two differences each"
+
+
 def test_the_error_of_a_pair_is_never_below_that_of_its_own_seeds():
     for trial in range(20):
         family = every_pair(scores(np.random.default_rng(trial), [4.0, 4.0] + [1.0] * 8, 3))
