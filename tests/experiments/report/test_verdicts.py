@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.cli.power import power
 from experiments.figures.draw import draw_plots
 from experiments.report import report, text
 from experiments.report.comparison import Comparison, Mismatch, share_noise, typical_noise
@@ -382,6 +383,15 @@ def test_a_table_whose_rows_are_all_one_experiment_has_no_power_and_says_so(tmp_
     for table, experiments in ((alone, comparison.experiments), (TABLE, equal)):
         with pytest.raises(SettingError, match="no two of its rows differ"):
             measure_noise(Comparison(table, comparison.runs, experiments, pytest.fail), "reading")
+
+
+def test_a_table_whose_runs_have_no_score_has_no_power_and_says_so(tmp_path, monkeypatch):
+    comparison = study(tmp_path)
+    for name, runs in comparison.runs.items():
+        comparison.runs[name] = [replace(one, tasks={}, held_out_loss=None) for one in runs]
+    monkeypatch.setattr(report, "compare_tables", lambda *_: [comparison])
+    with pytest.raises(SettingError, match="t5/4-objective: none of its runs has a score"):
+        power(TABLE.name, settings={}, runs=(str(tmp_path),))
 
 
 def test_power_is_that_of_the_tests_against_the_baseline_where_settings_make_all_claimed_pairs_equal(
