@@ -19,8 +19,8 @@ ALPHA = 0.05  # family-wise error rate: how often a table in which nothing diffe
 POWER = 0.8  # probability of finding a difference that is called detectable
 NUM_RESAMPLES = 10_000  # of the bootstrap
 NUM_SIMULATED = 2_000  # number of simulated pairs of rows, and of bootstrap resamples of each
-# With more seeds per row than this, a simulation leaves out the bootstrap and keeps the t test: including it
-# would raise the smallest difference that is found by less than 1 %.
+# With more seeds per row, simulated tests are t tests alone: with the bootstrap too, the smallest difference
+# that is found would be larger by less than 1 %.
 MAX_BOOTSTRAPPED_SEEDS = 30
 CHUNK = 500  # resamples computed at a time, so that their counts fit the processor's cache
 MIN_VARIANCES = 3  # fewer are too few to estimate their spread
@@ -79,7 +79,7 @@ def bootstrap_deltas(
 
     A delta is the run's ratio of sums on a resample of the examples minus its ratio on the examples.
     runs: run -> numerators [N], denominators [N]. A run whose denominators differ from those of most runs was
-    scored on other examples, and is left out.
+    scored on other examples, and is left out; other examples with the same denominators are not noticed.
     """
     if not runs:
         return {}
@@ -180,18 +180,21 @@ def compare_pairs(
 
     The variances over seeds are moderated: shrunk towards their common value (Smyth 2004). Each pair gets the
     larger of its own variance and the moderated one, because pairs share rows, which makes their variances
-    look more alike than they are. If a pair's seeds agree exactly, as those of n-gram models do, its variance
-    of zero is moderated likewise, and the pair is tested only if at least MIN_VARIANCES other pairs vary. The
-    degrees of freedom of a pair are capped at those of all varying pairs together (``degrees_of_freedom``),
-    or at its own if these are more, since pairs that share a row are not independent. The variance due to
-    examples is added. Differences below ``margin`` count as equivalence.
+    look more alike than they are. The variance due to examples is added. A pair whose seeds agree exactly, as
+    those of n-gram models do, is tested only if at least MIN_VARIANCES other pairs vary.
+
+    Pairs that share a row are not independent. So all varying pairs together have ``degrees_of_freedom``, and
+    the moderated variance of a pair has no more than these or, if it has more seeds, than its own.
+
+    margin: differences below it count as equivalent, in the unit of the differences.
     """
     from scipy.special import stdtr, stdtrit  # slow to import; commands without statistics need not wait
 
     tests = {}
-    for pair, x in differences.items():
-        tests[pair] = PairedTest(float(x.by_seed.mean()), by_seed=tuple(x.by_seed.tolist()))
-    varied = {pair: x for pair, x in differences.items() if x.variance > 0}
+    for pair, difference in differences.items():
+        by_seed = difference.by_seed
+        tests[pair] = PairedTest(float(by_seed.mean()), by_seed=tuple(by_seed.tolist()))
+    varied = {pair: len(x.by_seed) for pair, x in differences.items() if x.variance > 0}
     # Seeds that agree exactly give no variance. It is borrowed if enough other pairs have one: two say too
     # little of the variance of a third.
     can_borrow_variance = len(varied) >= MIN_VARIANCES
@@ -205,8 +208,9 @@ def compare_pairs(
     variances = np.array([x.variance for x in testable.values()])
     num_seeds = np.array([len(x.by_seed) for x in testable.values()])
     example_variances = np.array([x.example_variance for x in testable.values()])
-    max_dof = degrees_of_freedom({pair: len(x.by_seed) for pair, x in varied.items()})
-    standard_errors, dof = _standard_errors(variances, num_seeds, example_variances, max_dof)
+    standard_errors, dof = _standard_errors(
+        variances, num_seeds, example_variances, degrees_of_freedom(varied)
+    )
     means = np.array([x.by_seed.mean() for x in testable.values()])
     half_widths = stdtrit(dof, 1 - ALPHA / 2) * standard_errors
     p = holm_adjust(2 * stdtr(dof, -np.abs(means) / standard_errors))
@@ -316,12 +320,12 @@ def moderated_variance(variances: np.ndarray, dof: np.ndarray) -> tuple[np.ndarr
     known = variances > 0
     if known.sum() < MIN_VARIANCES:
         return variances, dof.astype(float)
-    half = dof[known] / 2
-    logs = np.log(variances[known]) - digamma(half) + np.log(half)
-    spread = float(logs.var(ddof=1) - polygamma(1, half).mean())
-    if spread < 1e-4:  # sampling alone explains it: the true variances are equal
+    half_dof = dof[known] / 2
+    logs = np.log(variances[known]) - digamma(half_dof) + np.log(half_dof)
+    excess = float(logs.var(ddof=1) - polygamma(1, half_dof).mean())  # over the variance that sampling gives
+    if excess < 1e-4:  # the true variances are equal
         return np.full_like(variances, np.exp(logs.mean())), np.full(len(variances), inf)
-    half_prior = brentq(lambda x: polygamma(1, x) - spread, 1e-3, 1e5)  # half its degrees of freedom
+    half_prior = brentq(lambda x: polygamma(1, x) - excess, 1e-3, 1e5)  # half its degrees of freedom
     prior = np.exp(logs.mean() + digamma(half_prior) - np.log(half_prior))
     total = dof + 2 * half_prior
     return (2 * half_prior * prior + dof * variances) / (2 * half_prior + dof), total
