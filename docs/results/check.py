@@ -276,13 +276,11 @@ def test_all(
     counts = np.array([len(differences[pair][0]) for pair in usable])
     own = np.array([differences[pair][0].var(ddof=1) if pair in varied else 0.0 for pair in usable])
     shrunk, freedom = moderate(own, counts - 1.0)
-    seeds_of_row: dict[str, int] = {}
-    for pair in varied:
-        count = len(differences[pair][0])
-        for row in pair:
-            seeds_of_row[row] = max(seeds_of_row.get(row, 0), count)
-    within = sum(count - 1 for count in seeds_of_row.values()) - (max(seeds_of_row.values()) - 1)
-    limit = min(within, sum(len(differences[pair][0]) - 1 for pair in varied))
+    # each seed after the first adds as many degrees of freedom as its pairs have independent differences
+    limit, rows = 0, {row for pair in varied for row in pair}
+    for seed in range(1, max(len(differences[pair][0]) for pair in varied)):
+        having = [pair for pair in varied if len(differences[pair][0]) > seed]
+        limit += int(np.linalg.matrix_rank([[(row == a) - (row == b) for row in rows] for a, b in having]))
     freedom = np.minimum(freedom, np.maximum(counts - 1, limit))
     by_examples = np.array([differences[pair][1].mean(0).var() for pair in usable])
     error = np.sqrt(np.maximum(own, shrunk) / counts + by_examples)

@@ -49,6 +49,11 @@ def power(
     comparisons = shown_comparisons(tables)
     for comparison in comparisons:
         try:
+            if not comparison.groups:
+                raise SettingError(
+                    f"{comparison.table.name}: none of its runs has a score to compare: pre-train them on a "
+                    "corpus, or fine-tune them on tasks (tuning.mixtures)"
+                )
             noises = {group: measure_noise(comparison, group) for group in comparison.groups}
         except SettingError as error:  # a reason to end only for the last of the tables
             if len(comparisons) == 1:

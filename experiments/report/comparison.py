@@ -47,6 +47,7 @@ from experiments.report.statistics import (
     bootstrap_difference,
     compare_pairs,
     outlying_seeds,
+    sample_variance,
     seed_weights,
 )
 from experiments.runs import provenance
@@ -160,8 +161,8 @@ class Comparison:
     ):
         """Compare ``runs`` (row -> its finished seeds) of the table's rows and its baseline.
 
-        experiments: row -> its settings. mismatches: row -> lines on how its provenance differs from that of
-        the other rows. warn: called with a line on each damaged file and each run that lacks a score.
+        experiments: row -> its settings. mismatches: row -> how the provenance of its runs differs from that
+        of most runs. warn: called with a line on each damaged file and each run that lacks a score.
         not_averaged: task that the study leaves out of averages -> why (``study.scales.NOT_AVERAGED``).
         """
         self.table, self.runs, self.experiments, self.warn = table, runs, experiments, warn
@@ -265,7 +266,8 @@ class Comparison:
         for run in runs:
             limit = inf if updates is None else updates[run.seed] * (1 + RELATIVE_TOLERANCE)
             has_left = run.exit_step is not None and run.exit_step <= limit
-            num_stuck += run.content_loss is not None and not has_left
+            if run.content_loss is not None and not has_left:
+                num_stuck += 1
         return 2 * num_stuck < len(runs) or not runs
 
     # ---- metrics
@@ -320,12 +322,14 @@ class Comparison:
         """Return metric -> range of the rows' means in noise standard deviations; None if unknown.
 
         Only rows with two seeds or more count, since noise alone can move a single seed far from other rows.
+        Rows that a metric of held-out text measures on other tokens count too.
         """
         ratios: dict[str, float | None] = {}
         for metric in self.metrics:
+            ratios[metric.name] = None
             means = [mean(seeds.values()) for seeds in self.values_by_seed(metric).values() if len(seeds) > 1]
-            is_known = len(means) > 1 and self.std(metric) > 0
-            ratios[metric.name] = float(np.ptp(means)) / self.noise_std[metric.name] if is_known else None
+            if len(means) > 1 and self.std(metric) > 0:
+                ratios[metric.name] = (max(means) - min(means)) / self.noise_std[metric.name]
         return ratios
 
     @cached_property
@@ -356,9 +360,10 @@ class Comparison:
         values = self.values_by_seed(metric)[name]
         deltas = self._bootstrap_deltas[metric.name].get(name, {})
         example_variance = np.var(np.mean([*deltas.values()], axis=0)) if deltas else 0.0
-        seed_variance = np.var([*values.values()], ddof=1) / len(values) if len(values) > 1 else 0.0
-        error = float(np.sqrt(example_variance + seed_variance))
-        if metric.chance is None or not values or not error:
+        if metric.chance is None or not values:
+            return None
+        error = sqrt(example_variance + sample_variance([*values.values()]) / len(values))
+        if not error:
             return None
         return metric.sign * (mean(values.values()) - metric.chance) / error
 
@@ -796,8 +801,8 @@ def example_bootstrap_deltas(comparison: Comparison, metric: Metric) -> dict[str
     """Return row -> seed -> the bootstrap deltas of a metric over its examples, [NUM_RESAMPLES].
 
     This covers only metrics of one task that are measured in bits, for runs that kept the values of single
-    examples; {} for others. All runs get the same resamples. Runs scored on other examples than most runs
-    are left out, with a warning.
+    examples; {} for others. All runs get the same resamples. Runs whose examples differ from those of most
+    runs in number or size are left out, with a warning.
     """
     if metric.is_held_out or len(metric.tasks) > 1:
         return {}

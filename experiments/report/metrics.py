@@ -9,19 +9,20 @@ judged on each half and on both.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
-from statistics import mean, median, variance
-from typing import Any, Literal
+from statistics import mean, median
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from experiments.figures.panels import Score
-from experiments.report.statistics import RELATIVE_TOLERANCE, expected_median_variance
-from experiments.runs.result import Result
+from experiments.report.statistics import expected_median_variance, sample_variance
+from experiments.runs.result import Result, likelihood_of
 from experiments.study.claims import compared_columns
 from experiments.study.experiment import Experiment
 from experiments.study.table import Table
 from lm.data.tasks.task import LOWER_IS_BETTER, TaskHalf
 
+Key = TypeVar("Key")
 TaskScores = Mapping[str, Mapping[str, Any]]  # task -> scores of its best checkpoint, as in scores.json
 # what training spends; two rows can be compared where they have spent equal amounts of it
 Budget = Literal["updates", "FLOP", "content tokens"]
@@ -201,8 +202,9 @@ def metric_groups(metrics: Iterable[Metric]) -> dict[Group, dict[str, float]]:
 def has_same_targets(metric: Metric, a: Experiment, b: Experiment, has_same_vocabulary: bool = False) -> bool:
     """Return whether a metric measures both experiments on the same evaluation tokens or bytes.
 
-    Only metrics of held-out text can differ in them. ``has_same_vocabulary``: the runs of both were trained
-    with one vocabulary, which their settings may call by two names.
+    Only metrics of held-out text can differ in them. Batch sizes that do not divide the number of held-out
+    sequences round it up differently; this is tolerated. ``has_same_vocabulary``: the runs of both were
+    trained with one vocabulary, which their settings may call by two names.
     """
     if metric.measure == BITS_PER_BYTE:
         return (a.data.corpus, a.data.held_out_documents) == (b.data.corpus, b.data.held_out_documents)
@@ -321,30 +323,28 @@ def shortest_training(rows: Iterable[Sequence[Result]]) -> float | None:
 
 def bits_per_byte_curve(run: Result) -> dict[float, float]:
     """Return bits per byte of held-out documents by seconds of training."""
-    curve = {}
-    for each in run.likelihoods:
-        likelihood = run.likelihood(each["seconds"])
-        if likelihood is not None:
-            curve[each["seconds"]] = likelihood.bits_per_byte
-    return curve
+    return {each["seconds"]: likelihood_of(each).bits_per_byte for each in run.likelihoods}
 
 
 def perplexity_by_length(runs: Iterable[Result]) -> dict[int, Score]:
     """Return the perplexity of held-out text over seeds, by sequence length as a multiple of training's."""
-    perplexities: dict[int, list[float]] = {}
-    for run in runs:
-        for multiple, loss in run.length_losses.items():
-            perplexities.setdefault(int(multiple), []).append(exp(loss))
-    return {multiple: score for multiple, values in perplexities.items() if (score := Score.of(values))}
+    return _scores_over_seeds(
+        {int(multiple): exp(loss) for multiple, loss in run.length_losses.items()} for run in runs
+    )
 
 
 def denoiser_losses(runs: Iterable[Result]) -> dict[str, Score]:
     """Return the held-out loss of each denoiser of a mixture over seeds, by name."""
-    losses: dict[str, list[float]] = {}
-    for run in runs:
-        for name, loss in run.denoiser_losses.items():
-            losses.setdefault(name, []).append(loss)
-    return {name: score for name, values in losses.items() if (score := Score.of(values))}
+    return _scores_over_seeds(run.denoiser_losses for run in runs)
+
+
+def _scores_over_seeds(seeds: Iterable[Mapping[Key, float]]) -> dict[Key, Score]:
+    """Return the score of each key over the seeds that have it."""
+    values: dict[Key, list[float]] = {}
+    for by_key in seeds:
+        for key, value in by_key.items():
+            values.setdefault(key, []).append(value)
+    return {key: score for key, found in values.items() if (score := Score.of(found))}
 
 
 def typical_std(rows: Iterable[Sequence[float]]) -> float:
@@ -356,13 +356,11 @@ def typical_std(rows: Iterable[Sequence[float]]) -> float:
     changes with a row that some seeds learn and others do not. Rows whose runs are all equal, such as n-gram
     models, are left out.
     """
-    varied = [
-        row for row in rows if len(row) > 1 and max(row) - min(row) > RELATIVE_TOLERANCE * max(map(abs, row))
-    ]
+    varied = [row for row in rows if sample_variance(row) > 0]
     if not varied:
         return 0.0
     dof = tuple(sorted(len(row) - 1 for row in varied))
-    return sqrt(median(map(variance, varied)) / expected_median_variance(dof))
+    return sqrt(median(map(sample_variance, varied)) / expected_median_variance(dof))
 
 
 def pooled_std(rows: Iterable[Sequence[float]]) -> float:
@@ -371,4 +369,4 @@ def pooled_std(rows: Iterable[Sequence[float]]) -> float:
     dof = sum(len(row) - 1 for row in repeated)
     if not dof:
         return 0.0
-    return sqrt(sum(variance(row) * (len(row) - 1) for row in repeated) / dof)
+    return sqrt(sum(sample_variance(row) * (len(row) - 1) for row in repeated) / dof)

@@ -7,6 +7,7 @@ row better.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -146,9 +147,10 @@ def scale_prediction(smaller: SeedScores, larger: SeedScores) -> ScalePrediction
     rows = tuple(name for name in smaller if smaller[name] and larger.get(name))
     if len(rows) < 2:
         return None
-    x, y = (np.array([np.mean([*scores[name].values()]) for name in rows]) for scores in (smaller, larger))
+    x = np.array([fmean(smaller[name].values()) for name in rows])
+    y = np.array([fmean(larger[name].values()) for name in rows])
     accuracy_interval = tau_interval = None
-    drawn_x, drawn_y = (_resampled_means(scores, rows) for scores in (smaller, larger))
+    drawn_x, drawn_y = _resampled_means(smaller, rows), _resampled_means(larger, rows)
     if drawn_x is not None and drawn_y is not None:
         drawn_y = np.random.default_rng(2).permutation(drawn_y)  # independent of the draws of the smaller
         accuracy_interval = percentile_interval(decision_accuracy(drawn_x, drawn_y))

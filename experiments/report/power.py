@@ -79,17 +79,17 @@ class Noise:
     def seeds_to_find(self, difference: float) -> int | None:
         """Return the fewest seeds per row with which tests find a difference with probability POWER.
 
-        None if MAX_SEEDS do not suffice. There may be no such number, since more seeds do not reduce the
-        noise of the examples.
+        The simulation blurs it: of 50 seeds by a few. None if MAX_SEEDS do not suffice: more seeds do not
+        reduce the noise of the examples.
         """
         most = 2
         while self.smallest_difference(most) > difference:
             if most == MAX_SEEDS:
                 return None
             most = min(2 * most, MAX_SEEDS)
-        counts = range(max(2, most // 2), most)
+        counts = range(max(2, most // 2), most + 1)
         index = bisect_left(counts, True, key=lambda count: self.smallest_difference(count) <= difference)
-        return counts[index] if index < len(counts) else most
+        return counts[index]
 
     def equivalence_power(self, count: int) -> float:
         """Return the probability that two equal rows are found equivalent; 0 with one seed."""
@@ -112,29 +112,29 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
             f"{comparison.table.name}: no two of its rows differ, so that a report tests nothing: add a row "
             "that is not the baseline, or leave out the settings that make all rows equal"
         )
-    pairs = list(combinations(comparison.names_with_control, 2))
-    found = [comparison.difference(a, b, "updates", group) for a, b in pairs]
-    known = {
-        pair: each
-        for pair, each in zip(pairs, found, strict=True)
-        if isinstance(each, PairedDifference) and each.variance > 0
-    }
-    if not known:
+    num_seeds: dict[RowPair, int] = {}
+    variances, example_variances = [], []
+    for pair in combinations(comparison.names_with_control, 2):
+        difference = comparison.difference(*pair, "updates", group)
+        if isinstance(difference, PairedDifference) and difference.variance > 0:
+            num_seeds[pair] = len(difference.by_seed)
+            variances.append(difference.variance)
+            example_variances.append(difference.example_variance)
+    if not num_seeds:
         raise SettingError(
             f"{comparison.table.name}: no two rows that have left the unigram plateau have two seeds in "
-            "common, from which the noise follows: train some with --seeds 2, or longer if lm report says "
-            "'not yet learning'"
+            "common whose differences vary, from which the noise follows: train some with --seeds 2, or "
+            "longer if lm report says 'not yet learning'"
         )
-    dof = [len(each.by_seed) - 1 for each in known.values()]
-    measured = dict.fromkeys(row for pair in known for row in pair)
+    measured = dict.fromkeys(row for pair in num_seeds for row in pair)
     of_table = {*map(comparison.canonical_name, comparison.table.rows)}
     return Noise(
-        float(np.average([each.variance for each in known.values()], weights=dof)),
-        float(np.median([each.example_variance for each in known.values()])),
-        tested,
-        len(measured),
-        tuple(row for row in measured if row not in of_table),
-        degrees_of_freedom(known),
+        seed_variance=float(np.average(variances, weights=[count - 1 for count in num_seeds.values()])),
+        example_variance=float(np.median(example_variances)),
+        pairs=tested,
+        measured_rows=len(measured),
+        measured_beside=tuple(row for row in measured if row not in of_table),
+        measured_dof=degrees_of_freedom(num_seeds),
     )
 
 

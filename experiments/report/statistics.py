@@ -19,14 +19,14 @@ ALPHA = 0.05  # family-wise error rate: how often a table in which nothing diffe
 POWER = 0.8  # probability of finding a difference that is called detectable
 NUM_RESAMPLES = 10_000  # of the bootstrap
 NUM_SIMULATED = 2_000  # number of simulated pairs of rows, and of bootstrap resamples of each
-# With more seeds per row than this, a simulation leaves out the bootstrap and keeps the t test: including it
-# would raise the smallest difference that is found by less than 1 %.
+# With more seeds per row, simulated tests are t tests alone: with the bootstrap too, the smallest difference
+# that is found would be larger by less than 1 %.
 MAX_BOOTSTRAPPED_SEEDS = 30
 CHUNK = 500  # resamples computed at a time, so that their counts fit the processor's cache
 MIN_VARIANCES = 3  # fewer are too few to estimate their spread
-RELATIVE_TOLERANCE = 1e-9  # smaller differences are rounding
-# A seed is an outlier if it is further than this from its row's median, in units of the median over rows of
-# the standard deviation over seeds.
+RELATIVE_TOLERANCE = 1e-9  # smaller differences are rounding, of values of about 1 or more
+# A seed is an outlier if it is further than this from its row's median, in units of the median row's standard
+# deviation over seeds.
 OUTLIER_THRESHOLD = 4.0
 RowPair = tuple[str, str]  # names of two rows
 RunKey = tuple[str, int]  # name of a row, seed
@@ -79,7 +79,7 @@ def bootstrap_deltas(
 
     A delta is the run's ratio of sums on a resample of the examples minus its ratio on the examples.
     runs: run -> numerators [N], denominators [N]. A run whose denominators differ from those of most runs was
-    scored on other examples, and is left out.
+    scored on other examples, and is left out; other examples with the same denominators are not noticed.
     """
     if not runs:
         return {}
@@ -107,9 +107,18 @@ def bootstrap_difference(
     return np.stack([known[seed] if seed in known else mean for seed in seeds])
 
 
+def sample_variance(values: Sequence[float] | np.ndarray) -> float:
+    """Return the unbiased variance; 0 for fewer than two values, and for values equal up to rounding."""
+    if len(values) < 2:
+        return 0.0
+    tolerance = RELATIVE_TOLERANCE * max(1.0, float(np.abs(values).max()))
+    variance = float(np.var(values, ddof=1))
+    return variance if variance > tolerance**2 else 0.0
+
+
 @dataclass(frozen=True)
 class PairedDifference:
-    """The difference of two rows, seed by seed."""
+    """The difference of two rows, seed by seed, in noise standard deviations."""
 
     by_seed: np.ndarray  # [S], for the seeds that both rows have
     # bootstrap deltas of each seed's difference over examples, [S, NUM_RESAMPLES]; None if unknown
@@ -117,12 +126,8 @@ class PairedDifference:
 
     @property
     def variance(self) -> float:
-        """Return the sample variance over seeds; 0 for one seed, and for seeds equal up to rounding."""
-        if len(self.by_seed) < 2:
-            return 0.0
-        tolerance = RELATIVE_TOLERANCE * float(np.abs(self.by_seed).max())
-        variance = float(self.by_seed.var(ddof=1))
-        return variance if variance > tolerance**2 else 0.0
+        """Return the ``sample_variance`` over seeds."""
+        return sample_variance(self.by_seed)
 
     @property
     def example_variance(self) -> float:
@@ -175,18 +180,21 @@ def compare_pairs(
 
     The variances over seeds are moderated: shrunk towards their common value (Smyth 2004). Each pair gets the
     larger of its own variance and the moderated one, because pairs share rows, which makes their variances
-    look more alike than they are. If a pair's seeds agree exactly, as those of n-gram models do, its variance
-    of zero is moderated likewise, and the pair is tested only if at least MIN_VARIANCES other pairs vary. The
-    degrees of freedom of a pair are capped at those of all varying pairs together (``degrees_of_freedom``),
-    or at its own if these are more, since pairs that share a row are not independent. The variance due to
-    examples is added. Differences below ``margin`` count as equivalence.
+    look more alike than they are. The variance due to examples is added. A pair whose seeds agree exactly, as
+    those of n-gram models do, is tested only if at least MIN_VARIANCES other pairs vary.
+
+    Pairs that share a row are not independent. So all varying pairs together have ``degrees_of_freedom``, and
+    the moderated variance of a pair has no more than these or, if it has more seeds, than its own.
+
+    margin: differences below it count as equivalent, in the unit of the differences.
     """
     from scipy.special import stdtr, stdtrit  # slow to import; commands without statistics need not wait
 
     tests = {}
-    for pair, x in differences.items():
-        tests[pair] = PairedTest(float(x.by_seed.mean()), by_seed=tuple(x.by_seed.tolist()))
-    varied = {pair: x for pair, x in differences.items() if x.variance > 0}
+    for pair, difference in differences.items():
+        by_seed = difference.by_seed
+        tests[pair] = PairedTest(float(by_seed.mean()), by_seed=tuple(by_seed.tolist()))
+    varied = {pair: len(x.by_seed) for pair, x in differences.items() if x.variance > 0}
     # Seeds that agree exactly give no variance. It is borrowed if enough other pairs have one: two say too
     # little of the variance of a third.
     can_borrow_variance = len(varied) >= MIN_VARIANCES
@@ -233,37 +241,35 @@ def _standard_errors(
     return np.sqrt(np.maximum(variances, moderated) / num_seeds + example_variances), dof
 
 
-def degrees_of_freedom(differences: Mapping[RowPair, PairedDifference]) -> int:
-    """Return the degrees of freedom of a two-way layout of rows and seeds without interaction.
+def degrees_of_freedom(num_seeds: Mapping[RowPair, int]) -> int:
+    """Return the degrees of freedom of pairs' differences around their means, by the seeds of each pair.
 
-    They are (R - 1) (S - 1) if all R rows of the pairs have S seeds: S - 1 within each row, less S - 1 for
-    the effects of a seed on all rows. The sum of the pairs' own degrees of freedom is an upper limit, which
-    pairs without a common row reach.
+    They are (R - 1) (S - 1) if the pairs join all R rows and each has S seeds, as in a two-way layout of rows
+    and seeds without interaction. In general each seed after the first adds as many as the pairs that have it
+    are independent: the rank of their contrasts. Pairs with fewer seeds are taken to have the first of them.
     """
-    return _dof_from_seed_counts({pair: len(x.by_seed) for pair, x in differences.items()})
-
-
-def _dof_from_seed_counts(num_seeds: Mapping[RowPair, int]) -> int:
-    """Return ``degrees_of_freedom`` by the number of seeds of each pair."""
-    seeds_per_row: dict[str, int] = {}
-    for pair, count in num_seeds.items():
-        for row in pair:
-            seeds_per_row[row] = max(seeds_per_row.get(row, 0), count)
-    within_rows = sum(count - 1 for count in seeds_per_row.values()) - (max(seeds_per_row.values()) - 1)
-    return min(within_rows, sum(count - 1 for count in num_seeds.values()))
+    rows = {row for pair in num_seeds for row in pair}
+    contrasts = np.array([[(row == a) - (row == b) for row in rows] for a, b in num_seeds])
+    counts = np.array([*num_seeds.values()])
+    dof, fewer = 0, 1
+    for count in sorted(set(num_seeds.values())):
+        dof += (count - fewer) * int(np.linalg.matrix_rank(contrasts[counts >= count]))
+        fewer = count
+    return dof
 
 
 def seed_intervals(by_seed: Sequence[float]) -> dict[str, tuple[float, float] | None]:
     """Return 95 % confidence intervals of the mean over seeds: "t" (Student) and "bca" (bootstrap).
 
-    None for an interval that cannot be estimated: "bca" needs three seeds.
+    None for an interval that cannot be estimated: both need seeds that differ, and "bca" three of them.
     """
     from scipy.special import stdtrit  # slow to import, as is scipy.stats
 
     values = np.array(by_seed)
-    if len(values) < 2 or np.ptp(values) <= RELATIVE_TOLERANCE * np.abs(values).max():
+    variance = sample_variance(values)
+    if not variance:
         return {"t": None, "bca": None}
-    half_width = stdtrit(len(values) - 1, 1 - ALPHA / 2) * values.std(ddof=1) / sqrt(len(values))
+    half_width = stdtrit(len(values) - 1, 1 - ALPHA / 2) * sqrt(variance / len(values))
     intervals: dict[str, tuple[float, float] | None] = {
         "t": (values.mean() - half_width, values.mean() + half_width),
         "bca": None,
@@ -314,12 +320,12 @@ def moderated_variance(variances: np.ndarray, dof: np.ndarray) -> tuple[np.ndarr
     known = variances > 0
     if known.sum() < MIN_VARIANCES:
         return variances, dof.astype(float)
-    half = dof[known] / 2
-    logs = np.log(variances[known]) - digamma(half) + np.log(half)
-    spread = float(logs.var(ddof=1) - polygamma(1, half).mean())
-    if spread < 1e-4:  # sampling alone explains it: the true variances are equal
+    half_dof = dof[known] / 2
+    logs = np.log(variances[known]) - digamma(half_dof) + np.log(half_dof)
+    excess = float(logs.var(ddof=1) - polygamma(1, half_dof).mean())  # over the variance that sampling gives
+    if excess < 1e-4:  # the true variances are equal
         return np.full_like(variances, np.exp(logs.mean())), np.full(len(variances), inf)
-    half_prior = brentq(lambda x: polygamma(1, x) - spread, 1e-3, 1e5)  # half its degrees of freedom
+    half_prior = brentq(lambda x: polygamma(1, x) - excess, 1e-3, 1e5)  # half its degrees of freedom
     prior = np.exp(logs.mean() + digamma(half_prior) - np.log(half_prior))
     total = dof + 2 * half_prior
     return (2 * half_prior * prior + dof * variances) / (2 * half_prior + dof), total
@@ -360,7 +366,7 @@ def simulate_tests(pairs: tuple[RowPair, ...], num_seeds: int, example_variance:
     rng = np.random.default_rng(num_seeds)
     rows = sorted({row for pair in pairs for row in pair})
     first, second = (np.array([rows.index(pair[side]) for pair in pairs]) for side in (0, 1))
-    alpha, max_dof = ALPHA / len(pairs), _dof_from_seed_counts(dict.fromkeys(pairs, num_seeds))
+    alpha, max_dof = ALPHA / len(pairs), degrees_of_freedom(dict.fromkeys(pairs, num_seeds))
     detection_thresholds, equivalence_thresholds = [], []
     for _ in range(-(-NUM_SIMULATED // len(pairs))):
         noise = rng.normal(scale=sqrt(0.5), size=(len(rows), num_seeds))
@@ -387,17 +393,16 @@ def simulate_tests(pairs: tuple[RowPair, ...], num_seeds: int, example_variance:
 def outlying_seeds(rows: Mapping[str, Mapping[int, float]]) -> list[tuple[str, int]]:
     """Return (row, seed) of values far from their row's median, in rows with three seeds or more.
 
-    Far is more than OUTLIER_THRESHOLD times the median over these rows of their standard deviations.
+    Far is more than OUTLIER_THRESHOLD times the median over these rows of their standard deviations. Rows
+    whose seeds agree, such as n-gram models, do not count.
     """
-    rows_with_enough_seeds = {row: seeds for row, seeds in rows.items() if len(seeds) > 2}
-    if not rows_with_enough_seeds:
+    variances = {row: sample_variance([*seeds.values()]) for row, seeds in rows.items() if len(seeds) > 2}
+    varied = {row: variance for row, variance in variances.items() if variance > 0}
+    if not varied:
         return []
-    stds = [float(np.std([*seeds.values()], ddof=1)) for seeds in rows_with_enough_seeds.values()]
-    median_std = median(stds)
+    limit = OUTLIER_THRESHOLD * median(map(sqrt, varied.values()))
     outliers = []
-    for row, seeds in rows_with_enough_seeds.items():
-        center = median(seeds.values())
-        for seed, value in seeds.items():
-            if abs(value - center) > OUTLIER_THRESHOLD * median_std > 0:
-                outliers.append((row, seed))
+    for row in varied:
+        center = median(rows[row].values())
+        outliers += [(row, seed) for seed, value in rows[row].items() if abs(value - center) > limit]
     return outliers

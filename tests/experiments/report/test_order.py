@@ -141,6 +141,11 @@ def test_decision_accuracy_is_the_share_of_pairs_in_the_same_order_and_a_tie_cou
     assert decision_accuracy(np.array([1, 1, 3]), np.array([1, 2, 3])) == pytest.approx(2.5 / 3)
 
 
+def test_rows_with_the_same_scores_in_other_seeds_are_tied():
+    tied = {"a": {0: 0.1, 1: 0.2, 2: 0.3}, "b": {0: 0.3, 1: 0.2, 2: 0.1}}
+    assert scale_prediction(tied, {"a": {0: 1.0}, "b": {0: 2.0}}).accuracy == 0.5
+
+
 def test_the_interval_of_a_prediction_is_wide_where_seeds_disagree():
     clear = {f"row{i}": {seed: 10.0 * i + 0.1 * seed for seed in range(5)} for i in range(4)}
     rng = np.random.default_rng(0)

@@ -138,6 +138,13 @@ def test_degrees_of_freedom_are_those_of_the_rows_that_are_compared_and_of_their
     )
 
 
+def test_rows_that_no_pairs_join_have_degrees_of_freedom_of_their_own():
+    values = scores(np.random.default_rng(0), [1.0] * 6, 5)
+    apart = every_pair(values[:3]) | {(f"{a}'", f"{b}'"): x for (a, b), x in every_pair(values[3:]).items()}
+    judged = compare_pairs(apart, MARGIN)
+    assert max(one.degrees_of_freedom for one in judged.values()) <= 2 * 2 * 4, "of two differences each"
+
+
 def test_the_error_of_a_pair_is_never_below_that_of_its_own_seeds():
     for trial in range(20):
         family = every_pair(scores(np.random.default_rng(trial), [4.0, 4.0] + [1.0] * 8, 3))
@@ -303,3 +310,21 @@ def test_a_seed_far_from_its_rows_others_is_named():
     assert outlying_seeds(rows) == []
     assert outlying_seeds(rows | {"b": rows["b"] | {2: 9.0}}) == [("b", 2)]
     assert outlying_seeds({"a": {0: 1.0, 1: 9.0}}) == []
+
+
+@pytest.mark.parametrize("counted", [0.1, 0.5])  # numpy's deviation of three times 0.1 is not quite 0
+def test_rows_whose_seeds_agree_neither_make_seeds_outliers_nor_hide_them(counted):
+    rows = {name: dict.fromkeys(range(3), counted) for name in "wxyz"}
+    rows |= {name: dict(enumerate([1.0, 1.1, 0.9, 1.05])) for name in "abc"}
+    assert outlying_seeds(rows) == []
+    assert outlying_seeds(rows | {"b": rows["b"] | {2: 9.0}}) == [("b", 2)]
+
+
+def test_a_pair_that_differs_by_rounding_alone_says_nothing_of_the_noise_of_others():
+    rng = np.random.default_rng(0)
+    varied = {(f"row {i}", "base"): PairedDifference(rng.normal(size=3)) for i in range(4)}
+    rounded, equal = (PairedDifference(np.array([x, 0.0, 0.0])) for x in (0.1 + 0.2 - 0.3, 0.0))
+    first, second = (compare_pairs(varied | {("same", "base"): x}, MARGIN) for x in (rounded, equal))
+    for pair, test in first.items():
+        assert test.degrees_of_freedom == second[pair].degrees_of_freedom
+        assert (test.low, test.high, test.p) == pytest.approx((second[pair].low, second[pair].high, 1.0))

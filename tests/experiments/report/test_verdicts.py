@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.cli.power import power
 from experiments.figures.draw import draw_plots
 from experiments.report import report, text
 from experiments.report.comparison import Comparison, Mismatch, share_noise, typical_noise
@@ -384,6 +385,15 @@ def test_a_table_whose_rows_are_all_one_experiment_has_no_power_and_says_so(tmp_
             measure_noise(Comparison(table, comparison.runs, experiments, pytest.fail), "reading")
 
 
+def test_a_table_whose_runs_have_no_score_has_no_power_and_says_so(tmp_path, monkeypatch):
+    comparison = study(tmp_path)
+    for name, runs in comparison.runs.items():
+        comparison.runs[name] = [replace(one, tasks={}, held_out_loss=None) for one in runs]
+    monkeypatch.setattr(report, "compare_tables", lambda *_: [comparison])
+    with pytest.raises(SettingError, match="t5/4-objective: none of its runs has a score"):
+        power(TABLE.name, settings={}, runs=(str(tmp_path),))
+
+
 def test_power_is_that_of_the_tests_against_the_baseline_where_settings_make_all_claimed_pairs_equal(
     tmp_path,
 ):
@@ -674,6 +684,15 @@ def test_chance_is_told_in_standard_errors_and_columns_by_what_they_measure(tmp_
         "restore [bits per byte ↓]",
     ]
     assert sheet["baseline above chance"][0].text.startswith("+")
+
+
+def test_a_row_whose_seeds_agree_and_whose_examples_are_unknown_has_no_distance_from_chance(tmp_path):
+    comparison = study(tmp_path, seeds=3)
+    for each in comparison.runs[BASE]:
+        each.tasks["cloze"]["metrics"]["bits_above_chance"] = 0.1  # three of which have a mean beside 0.1
+        each.stages.clear()
+    comparison.warn = lambda line: None
+    assert comparison.standard_errors_above_chance(comparison.metrics[0], BASE) is None
 
 
 def test_the_baselines_answers_are_shown_in_each_metric_of_a_task(tmp_path):
