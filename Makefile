@@ -33,6 +33,7 @@ demo: $(VENV)/ready
 
 # The environment alone; `demo` and `test` make it too.
 install: $(VENV)/ready
+	@echo "To put lm on your path: . $(BIN)/activate"
 
 test: $(VENV)/tpu lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder tests

@@ -46,7 +46,7 @@ FIGURES = {
     ),
     "attention": FigureEntry(
         f"{TRAINED}:HeadsFigure",
-        "Where heads attend, the sharpest first.",
+        "Where the heads that attend most sharply look.",
         f"{WITH_TEXT} [--heads N]",
     ),
     "sinusoids": FigureEntry(

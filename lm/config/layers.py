@@ -312,7 +312,7 @@ class PositionsConfig:
     relative_buckets: int = setting(32, BUCKETED)  # number of buckets of relative positions [buckets]
     # distance from which all relative positions share a bucket [tokens]
     relative_max_distance: int = setting(128, BUCKETED)
-    # initialisation of the relative-position biases: random as in T5, or ALiBi's slopes
+    # initialisation of the relative-position biases: random as in T5, or straight lines as in ALiBi
     relative_bias_start: Literal["normal", "slopes"] = setting("normal", RELATIVE_BIASES)
     # products that disentangled attention adds: those of queries with relative positions
     # (content-to-position), those of keys with them (position-to-content), or both

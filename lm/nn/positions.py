@@ -22,8 +22,8 @@ class RelativePositionBias(Module):
     """A learned number per head and bucket of relative positions, added to attention logits.
 
     ``bidirectional``: whether the stack attends ahead too. In ``__init__`` it only decides which relative
-    positions a bucket holds if the table starts as ALiBi's slopes; a table that both stacks share starts as
-    an encoder's.
+    positions a bucket holds if the table starts as straight lines ("slopes"); a table that both stacks share
+    starts as an encoder's.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool):

@@ -120,7 +120,7 @@ class Stack(Module):
                 setattr(self.blocks, name, module)
             else:
                 keep_in_layers(self.blocks, name, layers)
-        # The direction only matters for initialisation, to a bias that starts as ALiBi's slopes: each call
+        # The direction only matters for initialisation, to a bias that starts as straight lines: each call
         # passes the direction in which it reads the bias.
         bidirectional = config.is_bidirectional(has_cross_attention)
         # What all layers share of relative positions: a table of biases, embeddings, sinusoids, or None.

@@ -333,6 +333,15 @@ def test_the_road_of_models_has_the_bits_of_every_row():
     assert f"with {num_ahead} of five seeds" in road
 
 
+def test_the_course_has_the_perplexities_of_the_road():
+    road, course = ((DOCS / f"{page}.md").read_text() for page in ("road", "course"))
+    section = road.partition("## What came out at `mini`")[2]
+    perplexity = dict(re.findall(r"\| `([\w-]+)` \| [^|]+ \| ([\d,]+)", section))
+    words = " ".join(course.split())
+    assert f"a perplexity of {perplexity['5-gram']} per word" in words
+    assert f"the Transformer {perplexity['transformer']} and two layers of LSTM {perplexity['lstm-2']}," in words
+
+
 def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():
     guide = (DOCS / "study.md").read_text()
     section = guide.partition("#### Diffusion with more text")[2].partition("\n### ")[0]
