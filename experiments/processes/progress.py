@@ -14,6 +14,7 @@ from rich.progress import (
     BarColumn,
     Progress,
     ProgressColumn,
+    Task,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -61,6 +62,7 @@ class Reporter:
         self._task = bar.add_task("starting", total=total, detail="", left="")
         self._since: float | None = None  # when the first step was done
         self._done = 0  # steps since
+        self._tenths = 0  # tenths of all steps for which a line was printed
 
     def describe(self, work: str, detail: str = "") -> None:
         """Show beside the bar, if there is one, what it is of."""
@@ -103,11 +105,21 @@ class Reporter:
             return
         if steps == 1:
             self._done += 1
+        task = next(task for task in self._bar.tasks if task.id == self._task)
         if self._done:
-            task = next(task for task in self._bar.tasks if task.id == self._task)
             seconds_per_step = (time.monotonic() - self._since) / self._done
             remaining = max(task.remaining or 0, 0)
             self._bar.update(self._task, left=f"ETA {duration(seconds_per_step * remaining)}")
+        if detail is not None and not self.console.is_terminal:
+            self.log_tenth(task)
+
+    def log_tenth(self, task: Task) -> None:
+        """Print a line whenever another tenth of the steps is done: a log file shows no bar."""
+        tenths = int(10 * task.completed / (task.total or 1))
+        if tenths > self._tenths:
+            self._tenths = tenths
+            figures = ", ".join(filter(None, (task.fields["detail"], task.fields["left"])))
+            self.say(f"{10 * tenths} % of all steps: {figures}")
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
@@ -140,6 +152,9 @@ class JobReporter(Reporter):
     def advance(self, steps: int, detail: str | None = None) -> None:
         super().advance(steps, detail)
         self._whole.advance(steps)
+
+    def log_tenth(self, task: Task) -> None:
+        """Print nothing: of many runs at once, the lines for the finished ones suffice."""
 
     def repeat(self, call: tuple[str, tuple[Any, ...]]) -> None:
         """Make a call that a ``RemoteReporter`` in another process got."""

@@ -1132,6 +1132,18 @@ def test_at_80_columns_a_long_name_is_cut_and_no_figure(monkeypatch):
     assert "0%" in line and "ETA 22 h 2" in line and "held-out loss 3.456" in line
 
 
+def test_a_log_has_a_line_for_each_tenth_of_a_run_and_none_for_those_of_a_sweep(capsys):
+    with progress.reporting(40) as whole:
+        for reporter in (whole, progress.JobReporter(whole, "a run", 40)):
+            reporter.first_step_done(1.0)
+            for _ in range(10):
+                reporter.advance(1)
+                reporter.advance(0, "loss 3.2")
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert "first step" in first
+    assert lines == ["10 % of all steps: loss 3.2, ETA 0 s", "20 % of all steps: loss 3.2, ETA 0 s"]
+
+
 def test_of_several_runs_at_once_the_line_on_the_first_step_names_the_run(monkeypatch):
     said = []
     monkeypatch.setattr(progress.Reporter, "say", lambda self, line: said.append(line))
