@@ -1216,6 +1216,20 @@ def test_the_setup_of_a_baseline_is_told_with_the_settings_given_by_hand():
     assert "for 300 steps of 32 texts" in report.baseline_setup("t5/1-baseline/baseline", "nano", {})
 
 
+def test_a_perplexity_that_is_no_float_is_shown_as_infinite_and_its_report_is_written(
+    restored_registry, tmp_path
+):
+    add_table(make_table("own", "", {"base": GPT | NO_TASKS}))
+    likelihood = {"step": 9, "seconds": 1.0, "nats": 2e3, "tokens": 600, "words": 2, "bytes": 1800}
+    for seed in (0, 1):
+        folder = run_folder(tmp_path, "nano", "own/base", seed, {})
+        save_settings(folder, build("own/base", "nano", {"seed": seed}))
+        values = {"columns": {}, "tasks": {}, "held_out_loss": 3.0, "seconds": 1.0, "tokens": 9}
+        write_result(folder, values | {"likelihoods": [likelihood]})
+    scores = report.write_report(tables_of(find("own")), "nano", tmp_path).tables["own"].sheets[""]
+    assert scores["word perplexity"][0].text == "inf"
+
+
 def test_a_run_of_two_codes_is_not_what_it_is_compared_with():
     def stage(run: str, code: str) -> Ingredient:
         return Ingredient(run, Path(run), ("other code",), {"lm/nn/mlp.py": code})
