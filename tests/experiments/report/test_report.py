@@ -458,6 +458,15 @@ def test_the_legend_of_the_terminal_says_what_is_bold():
         assert ("bold: best published score" in legend) == is_best
 
 
+def test_the_legend_of_the_terminal_takes_no_sign_of_a_label_or_a_paper_for_one_of_our_scores():
+    sheet = {"row": [Cell("±1 ▲")], "paper's A": [Cell("1.0 ± 0.2 ▲")], "held-out loss": [Cell("3.0")]}
+    legend = report.brief_legend(sheet)
+    assert "over seeds" not in legend and "significantly" not in legend
+    assert "± of published scores: the interval that the paper prints" in legend
+    legend = report.brief_legend(sheet | {"held-out loss": [Cell("3.0 ± 0.1 ▲")]})
+    assert "±: standard deviation over seeds" in legend and "▲ ▼: significantly better" in legend
+
+
 def test_one_seed_of_a_table_without_claims_decides_nothing_and_that_is_said(restored_registry, tmp_path):
     table = without_tasks(tmp_path, seeds=1).tables["own"]
     sheets = table.sheets
@@ -1211,9 +1220,21 @@ def test_the_ending_of_a_run_imports_nothing_of_reports():
 
 
 def test_the_setup_of_a_baseline_is_told_with_the_settings_given_by_hand():
-    changed = {"pretraining.steps": 7, "tuning.heads": ()}
-    assert "for 7 steps of 32 texts" in report.baseline_setup("t5/1-baseline/baseline", "nano", changed)
-    assert "for 300 steps of 32 texts" in report.baseline_setup("t5/1-baseline/baseline", "nano", {})
+    name = "t5/1-baseline/baseline"
+    for changed, said in (
+        ({"pretraining.steps": 7, "tuning.heads": ()}, "for 7 steps of 32 texts"),
+        ({"pretraining.steps": 0}, "width 64, not pre-trained here, then fine-tuned for 150 steps"),
+        ({}, "for 300 steps of 32 texts"),
+    ):
+        assert said in report.baseline_setup(name, build(name, "nano", changed))
+
+
+def test_the_header_has_the_shape_and_the_steps_of_the_checkpoint_that_runs_started_from(tmp_path):
+    start = {"start.model": "t5-0123", "model.d_model": 32, "pretraining.steps": 0, "start.steps": 0}
+    overrides = start_changes(build(NAMES[0], "nano", start))
+    finish(tmp_path, NAMES[0], 0, 50.0, **overrides)
+    header = written(tmp_path, overrides=overrides)[1].partition("\n## ")[0]
+    assert "layers of width 32, not pre-trained here" in header and "300 steps" not in header
 
 
 def test_a_perplexity_that_is_no_float_is_shown_as_infinite_and_its_report_is_written(
@@ -1228,6 +1249,53 @@ def test_a_perplexity_that_is_no_float_is_shown_as_infinite_and_its_report_is_wr
         write_result(folder, values | {"likelihoods": [likelihood]})
     scores = report.write_report(tables_of(find("own")), "nano", tmp_path).tables["own"].sheets[""]
     assert scores["word perplexity"][0].text == "inf"
+
+
+def test_names_of_files_and_rows_in_notes_are_no_markup_of_the_page(tmp_path):
+    study(tmp_path)
+    phase = run_folder(tmp_path, "nano", NAMES[2], 1, {}) / "finetuning" / "cloze"
+    provenance.record(phase, RECORD | {"code": RECORD["code"] | {"lm/nn/__init__.py": "2"}})
+    page = written(tmp_path)[0].path.with_suffix(".html").read_text()
+    assert "lm/nn/__init__.py none -&gt; 2" in page
+
+
+def test_a_scale_that_is_none_is_refused_before_anything_is_drawn(tmp_path):
+    study(tmp_path)
+    with pytest.raises(SettingError, match="--against nani should be a scale .*nano"):
+        report.write_report(RATES, "nano", tmp_path, against="nani")
+    assert not (tmp_path / "nano" / "reports").exists()
+
+
+def test_the_command_that_trains_missing_runs_is_said_to_be_of_one_table_of_several(tmp_path):
+    with pytest.raises(SettingError, match="train the first table with lm sweep t5/6-corruption-rate -"):
+        report.write_report([*RATES, *tables_of(find("t5/8-*"))], "nano", tmp_path)
+
+
+def test_brackets_in_labels_and_conclusions_are_no_markup_of_the_terminal(
+    restored_registry, tmp_path, capsys
+):
+    conclusions = (Conclusion("better", "base", "a [mask] is better"),)
+    labels = {"base": Published("as printed [/x]", {}), "masked": Published("sees [all]", {})}
+    given = of_a_paper() | {"conclusions": conclusions, "published": labels, "columns": ()}
+    without_tasks(tmp_path, **given)
+    report.print_report(tables_of(find("own")), "nano", [str(tmp_path)])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "a [mask] is better" in printed
+    assert "Not comparable in held-out loss with as printed [/x]" in printed and ": sees [all]." in printed
+
+
+def test_an_interruption_of_a_watched_report_whose_page_was_deleted_ends_it_without_an_error(
+    tmp_path, monkeypatch
+):
+    said, page = [], study(tmp_path) / "nano/reports/t5-6-corruption-rate/report.html"
+
+    def sleep(seconds):
+        page.unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    report.watch(RATES, "nano", tmp_path, said.append)
+    assert said[-1] == "no longer watching"
 
 
 def test_a_run_of_two_codes_is_not_what_it_is_compared_with():
