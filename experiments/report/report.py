@@ -3,6 +3,7 @@
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,7 +280,7 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     sheets = {
         text.ORDER: text.order_sheet(comparison),
         text.CONCLUSIONS: text.conclusions_sheet(verdicts, comparison.mismatches),
-        SCORES: flagged_scores_sheet(comparison),
+        SCORES: text.scores_sheet(comparison),
         text.DIFFERENCES: text.differences_sheet(comparison),
         text.METRICS: text.metrics_sheet(comparison) if comparison.has_tasks else None,
         text.DENOISERS: text.denoisers_sheet(comparison),
@@ -293,17 +294,12 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     return TableReport(comparison, verdicts, known, notes, figures)
 
 
-def flagged_scores_sheet(comparison: Comparison) -> Sheet:
-    """Return the sheet of all scores, with ≠ behind rows that were trained with other data or code."""
-    mismatched = [row.label for row in comparison.table.rows if row.name in comparison.mismatches]
-    return text.flag_rows(text.scores_sheet(comparison), mismatched)
-
-
 def _section(table_report: TableReport) -> Section:
     comparison = table_report.comparison
     title = table_title(comparison.table)
     parts = [f"## {title}"]
-    named = text.rows_of_claims(table_report.verdicts)
+    labels = Counter(row.label for row in comparison.table.rows)
+    named = [row for row in text.rows_of_claims(table_report.verdicts) if labels[row.label] == 1]
     for heading, sheet in table_report.sheets.items():
         parts += [f"{heading or 'Scores'}:", markdown(text.with_keys(sheet, named))]
     parts += table_report.notes
@@ -466,7 +462,7 @@ def _terminal_sheet(comparison: Comparison) -> tuple[Sheet, list[str]]:
     If the table of ``brief_sheet`` has no mean distance in the paper, the paper's own column is shown beside
     it, if there is exactly one and it fits. One of several columns would say little.
     """
-    scores = flagged_scores_sheet(comparison)
+    scores = text.scores_sheet(comparison)
     brief = text.brief_sheet(comparison, scores)
     published = [] if "paper" in brief else text.published_titles(comparison, scores)
     sheet = dict(brief)
@@ -531,7 +527,7 @@ def write_latex(report: Report, scale: str, overrides: Overrides | None = None) 
     for name, table_report in report.tables.items():
         label = "tab:" + re.sub(r"[^\w.:+-]", "-", file_name(name))
         comparison = table_report.comparison
-        scores = flagged_scores_sheet(comparison.including_baseline())
+        scores = text.scores_sheet(comparison.including_baseline())
         made = latex_tables(comparison, table_report.verdicts, scores, _setup_text(scale, overrides))
         tables += [table.text(label) for table in made]
         papers += [comparison.table.paper] if comparison.table.paper else []
