@@ -8,6 +8,7 @@ drew before, and leave it as it is.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from statistics import mean, stdev
 from typing import Literal, NamedTuple
 
@@ -47,7 +48,7 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """Mean and sample standard deviation over seeds; the latter is None for one seed."""
+    """Mean and sample standard deviation over seeds; the latter is None for one seed or an infinite mean."""
 
     mean: float
     std: float | None
@@ -58,7 +59,7 @@ class Score:
         known = [value for value in values if value is not None]
         if not known:
             return None
-        return cls(mean(known), stdev(known) if len(known) > 1 else None)
+        return cls(mean(known), stdev(known) if len(known) > 1 and all(map(isfinite, known)) else None)
 
 
 @dataclass(frozen=True)

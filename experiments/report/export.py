@@ -6,7 +6,7 @@ from io import StringIO
 from math import isfinite
 from typing import Any
 
-from experiments.console import Cell, Sheet
+from experiments.console import MISSING, Cell, Sheet
 from experiments.report.comparison import (
     BaselineDifference,
     Comparison,
@@ -17,14 +17,13 @@ from experiments.report.comparison import (
 from experiments.report.metrics import Group
 from experiments.report.order import PaperOrder, ScalePrediction
 from experiments.report.statistics import PairedTest, seed_intervals
-from experiments.report.text import count_verdicts
+from experiments.report.text import COUNTED, count_verdicts
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import UNDEFINED, Result
 from experiments.study.claims import Claim, compared_columns
 from experiments.study.table import Row, Table
 
-COUNTED = ("confirmed", "contradicted", "undecided", "not compared")
-COUNTERS = (
+COUNTERS = (  # fields of Result
     "content_tokens",
     "content_loss",
     "reference_loss",
@@ -39,9 +38,9 @@ COUNTERS = (
 
 
 def seeds_csv(comparisons: Iterable[Comparison]) -> str:
-    """Return a line per row, seed and metric."""
-    head = ["table", "row", "label", "seed", "column", "measure", "score", "paper", *COUNTERS, "undefined"]
-    lines: list[list[Any]] = [head]
+    """Return a line per row, seed and metric; a run without any metric has one line."""
+    titles = ["table", "row", "label", "seed", "column", "measure", "score", "paper", *COUNTERS, "undefined"]
+    lines: list[list[Any]] = [titles]
     for comparison in comparisons:
         for row in comparison.table.rows:
             for run in comparison.runs_of(row):
@@ -62,26 +61,26 @@ def _seed_lines(comparison: Comparison, row: Row, run: Result) -> list[list[Any]
 
 
 def sheet_csv(sheet: Sheet) -> str:
-    """Return a table as it is shown, with its numbers unrounded.
+    """Return a table as it is shown, but with unrounded numbers, and with no other signs beside them than ▲▼.
 
     A column is followed by the standard deviations over seeds (``±``) and the arrows of significant
     differences (``▲▼``), if any of its cells has them.
     """
     columns: dict[str, list[Any]] = {}
-    for head, cells in sheet.items():
-        columns[head] = [_value(cell) for cell in cells]
+    for title, cells in sheet.items():
+        columns[title] = [_value(cell) for cell in cells]
         if any(cell.deviation is not None for cell in cells):
-            columns[f"{head} ±"] = ["" if cell.deviation is None else cell.deviation for cell in cells]
+            columns[f"{title} ±"] = [cell.deviation for cell in cells]
         arrows = [cell.text[-1] if cell.text.endswith(("▲", "▼")) else "" for cell in cells]
         if any(arrows):
-            columns[f"{head} ▲▼"] = arrows
+            columns[f"{title} ▲▼"] = arrows
     return _csv([[*columns], *zip(*columns.values(), strict=True)])
 
 
 def _value(cell: Cell) -> Any:
     if cell.value is not None:
         return cell.value
-    return "" if cell.text == Cell().text else cell.text
+    return "" if cell.text == MISSING else cell.text
 
 
 def _csv(lines: Iterable[Sequence[Any]]) -> str:
@@ -93,11 +92,12 @@ def _csv(lines: Iterable[Sequence[Any]]) -> str:
 def report_data(
     comparisons: Sequence[Comparison], verdicts: Sequence[Verdicts], command: str, scale: str
 ) -> dict[str, Any]:
-    """Return ``results.json``: each table's order of rows and claims, all tables', and how they were found.
+    """Return ``results.json``: the order of rows and the claims of each table, and the claims of all tables.
 
     Everything is in it that a verdict follows from, but for the scores of single examples.
     """
-    tables = {c.table.name: table_data(c, v) for c, v in zip(comparisons, verdicts, strict=True)}
+    pairs = zip(comparisons, verdicts, strict=True)
+    tables = {comparison.table.name: table_data(comparison, by_group) for comparison, by_group in pairs}
     return {"command": command, "scale": scale, "claims of all tables": _all_claims(tables), "tables": tables}
 
 
@@ -152,7 +152,7 @@ def _paper_data(table: Table) -> dict[str, Any] | None:
 
 
 def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
-    """Return a table of ``results.json``: order of rows, its metrics, rows with their seeds, and claims."""
+    """Return a table of ``results.json``: the order of its rows, its metrics, rows with seeds, and claims."""
     return {
         "order": {group: _order_data(order) for group, order in comparison.paper_orders.items()},
         "claim counts": {
@@ -229,34 +229,33 @@ def _claims_data(verdicts: Verdicts) -> list[dict[str, Any]]:
             **({} if claim.relation == "better" else {"relation": claim.relation}),
             **({} if claim.tasks is None else {"tasks": claim.tasks}),
             "verdicts": {
-                group: {budget: _verdict_data(judged[i][1]) for budget, judged in by_budget.items()}
+                group: {budget: _verdict_data(judged[index][1]) for budget, judged in by_budget.items()}
                 for group, by_budget in verdicts.items()
             },
         }
-        for i, claim in enumerate(claims)
+        for index, claim in enumerate(claims)
     ]
 
 
 def _row_data(comparison: Comparison, row: Row) -> dict[str, Any]:
-    key = comparison.canonical_name(row)
-    differences = {metric.name: comparison.differences(metric).get(key) for metric in comparison.metrics}
+    name = comparison.canonical_name(row)
+    differences = {metric.name: comparison.differences(metric).get(name) for metric in comparison.metrics}
     experiment = comparison.experiments.get(row.name)  # None: the row needs what this code lacks
     return {
         "label": row.label,
-        "same experiment as": key,
+        "same experiment as": name,
         "published": dict(row.published),
         "published runs": row.published_runs,
-        # how its provenance differs
         "unlike": [str(mismatch) for mismatch in comparison.mismatches.get(row.name, [])],
         "needs": list(row.needs),
         "has plateau": experiment is not None and has_plateau(experiment),
         "updates": None if experiment is None else experiment.pretraining.steps,
         "seeds": {str(run.seed): _run_data(comparison, run) for run in comparison.runs_of(row)},
         "less the baseline's": {
-            name: _difference_data(x) for name, x in differences.items() if x is not None
+            metric: _difference_data(each) for metric, each in differences.items() if each is not None
         },
         "combined": {
-            group: {str(seed): z for seed, z in comparison.combined_scores(key, group).items()}
+            group: {str(seed): z for seed, z in comparison.combined_scores(name, group).items()}
             for group in comparison.groups
         },
     }
@@ -296,25 +295,29 @@ def _folder_in_scale(run: Result) -> str:
     return str(run.folder).removeprefix(f"{run.scale}/")
 
 
-def _difference_data(x: BaselineDifference) -> dict[str, Any]:
+def _difference_data(difference: BaselineDifference) -> dict[str, Any]:
     """Return a row's difference from the baseline in the metric's own unit."""
     return {
-        "verdict": x.verdict,
-        "difference": x.mean,
-        "interval": [x.low, x.high] if isfinite(x.low) else None,
-        "p": x.test.p,
-        "p that not equivalent": x.test.p_not_equivalent,
-        "seeds": len(x.test.by_seed),
+        "verdict": difference.verdict,
+        "difference": difference.mean,
+        "interval": _interval(difference),
+        "p": difference.test.p,
+        "p that not equivalent": difference.test.p_not_equivalent,
+        "seeds": len(difference.test.by_seed),
     }
+
+
+def _interval(x: BaselineDifference | PairedTest) -> list[float] | None:
+    """Return the ends of the 95 % confidence interval; None if it is not known."""
+    return [x.low, x.high] if isfinite(x.low) else None
 
 
 def _test_data(test: PairedTest) -> dict[str, Any]:
     """Return what a row adds to the start, in standard deviations of a run."""
-    interval = [test.low, test.high] if isfinite(test.low) else None
     return {
         "verdict": to_baseline_verdict(test),
         "difference": test.mean,
-        "interval": interval,
+        "interval": _interval(test),
         "p": test.p,
         "p that not equivalent": test.p_not_equivalent,
     }
@@ -322,13 +325,15 @@ def _test_data(test: PairedTest) -> dict[str, Any]:
 
 def _verdict_data(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict with the difference of its two rows, in standard deviations of a run."""
-    test: PairedTest | None = verdict.test
-    if test is None or not isfinite(test.low):
-        return {"verdict": verdict.word, "difference": test.mean if test else None}
+    test = verdict.test
+    if test is None:
+        return {"verdict": verdict.word, "difference": None}
+    if not isfinite(test.low):
+        return {"verdict": verdict.word, "difference": test.mean}
     return {
         "verdict": verdict.word,
         "difference": test.mean,
-        "interval": [test.low, test.high],
+        "interval": _interval(test),
         "multi-bootstrap": list(test.bootstrap),
         "by seeds alone": seed_intervals(test.by_seed),
         "p": test.p,

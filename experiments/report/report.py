@@ -3,7 +3,8 @@
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +34,9 @@ from experiments.runs.provenance import other_modules_note
 from experiments.runs.result import Result
 from experiments.study.changes import Overrides
 from experiments.study.claims import contradicted_conclusions
+from experiments.study.experiment import Experiment
 from experiments.study.names import file_name
-from experiments.study.overrides import command_line_overrides, effective_overrides, explicit_overrides
+from experiments.study.overrides import command_line_overrides, explicit_overrides
 from experiments.study.paths import changed_runs, report_folder, run_folder
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import REGISTRY, TABLES, build
@@ -110,12 +112,13 @@ def _nothing_finished(
 ) -> str:
     """Return the error message for tables without a finished run.
 
-    It gives the command that trains them, the scales that have runs without ``overrides``, whether rows have
-    runs with other settings, and what was left out.
+    It gives the command that trains the first of them, the scales that have runs without ``overrides``,
+    whether rows have runs with other settings, and what was left out.
     """
     names = ", ".join(table.name for table in tables)
     roots = ", ".join(map(str, run_roots(runs)))
-    message = f"no run of {names} at scale {scale} has finished under {roots}; train them with "
+    trained = "them" if len(tables) == 1 else "the first table"
+    message = f"no run of {names} at scale {scale} has finished under {roots}; train {trained} with "
     if tables[0].name in TABLES and "start.model" not in overrides:
         command = ["lm", *plugin_arguments(), "sweep", tables[0].name, "--scale", scale]
         command += setting_arguments(command_line_overrides(overrides))
@@ -128,8 +131,8 @@ def _nothing_finished(
             message += f"; runs without these settings have finished at scale {other}"
         elif other != scale:
             message += f"; scale {other} has finished runs: add --scale {other}"
-    names_of_rows = [row.name for table in tables for row in table.rows]
-    if any(changed_runs(root, scale, name) for root in run_roots(runs) for name in names_of_rows):
+    rows = [row.name for table in tables for row in table.rows]
+    if any(changed_runs(root, scale, row) for root in run_roots(runs) for row in rows):
         message += (
             "; runs with settings of your own have finished: give the same settings, which --variants shows"
         )
@@ -171,17 +174,15 @@ def write_report(
     """
     warnings: dict[str, None] = {}  # each line once, as in ``collect_runs``
     comparisons = compare_tables(tables, scale, runs, overrides, warnings.setdefault)
-    shown = {
-        each.table.name: report_table(each, warnings.setdefault) for each in shown_comparisons(comparisons)
-    }
+    reported = shown_comparisons(comparisons)
+    predicted = predict_other(reported, against, runs, overrides, warnings.setdefault) if against else {}
+    shown = {each.table.name: report_table(each, warnings.setdefault) for each in reported}
     overridden = explicit_overrides(overrides or {})  # without those that follow from --start
     folder = report_folder(run_roots(runs)[0], scale, tables, overridden)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.md"
     for table_report in shown.values():
         save_figures(table_report.figures, folder)
-    reported = [each.comparison for each in shown.values()]
-    predicted = predict_other(reported, against, runs, overrides, warnings.setdefault) if against else {}
     waiting = [table.name for table in tables if table.name not in shown]
     header = report_header(comparisons, scale, outcomes(shown), list(warnings), waiting, overridden)
     verdicts = [each.verdicts for each in shown.values()]
@@ -261,22 +262,25 @@ def _with_baseline(table: Table, results: Mapping[str, Sequence[Result]]) -> dic
 def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     """Return the sheets, notes and figures of one table."""
     verdicts = comparison.verdicts()
-    notes = (
-        text.noise_notes(comparison)
-        + text.claims_notes(comparison, verdicts)
-        + contradicted_conclusions(comparison.table)
-        + text.start_notes(comparison)
-        + text.text_notes(comparison)
-        + text.rows_notes(comparison)
-        + text.document_notes(comparison)
-        + text.undefined_notes(comparison)
-    )
+    notes = [
+        *text.noise_notes(comparison),
+        *text.claims_notes(comparison, verdicts),
+        *text.start_notes(comparison),
+        *text.document_notes(comparison),
+    ]
+    plain = [  # they have labels of rows and names of files, which are no Markdown
+        *contradicted_conclusions(comparison.table),
+        *text.text_notes(comparison),
+        *text.rows_notes(comparison),
+        *text.undefined_notes(comparison),
+    ]
     if comparison.mismatches:
-        notes.append(text.mismatch_note(comparison))
+        plain.append(text.mismatch_note(comparison))
+    notes += map(escape_markdown, plain)
     sheets = {
         text.ORDER: text.order_sheet(comparison),
         text.CONCLUSIONS: text.conclusions_sheet(verdicts, comparison.mismatches),
-        SCORES: flagged_scores_sheet(comparison),
+        SCORES: text.scores_sheet(comparison),
         text.DIFFERENCES: text.differences_sheet(comparison),
         text.METRICS: text.metrics_sheet(comparison) if comparison.has_tasks else None,
         text.DENOISERS: text.denoisers_sheet(comparison),
@@ -290,19 +294,14 @@ def report_table(comparison: Comparison, warn: Warn) -> TableReport:
     return TableReport(comparison, verdicts, known, notes, figures)
 
 
-def flagged_scores_sheet(comparison: Comparison) -> Sheet:
-    """Return the sheet of all scores, with ≠ behind rows that were trained with other data or code."""
-    mismatched = [row.label for row in comparison.table.rows if row.name in comparison.mismatches]
-    return text.flag_rows(text.scores_sheet(comparison), mismatched)
-
-
 def _section(table_report: TableReport) -> Section:
     comparison = table_report.comparison
     title = table_title(comparison.table)
     parts = [f"## {title}"]
-    named_by_claims = text.rows_of_claims(table_report.verdicts)
+    labels = Counter(row.label for row in comparison.table.rows)
+    named = [row for row in text.rows_of_claims(table_report.verdicts) if labels[row.label] == 1]
     for heading, sheet in table_report.sheets.items():
-        parts += [f"{heading or 'Scores'}:", markdown(text.with_keys(sheet, named_by_claims))]
+        parts += [f"{heading or 'Scores'}:", markdown(text.with_keys(sheet, named))]
     parts += table_report.notes
     parts += [f"![{escape_markdown(grid.title)}]({file}.png)" for file, grid in table_report.figures.items()]
     baseline = comparison.experiments[comparison.baseline.name]
@@ -338,11 +337,11 @@ def report_header(
     overridden: Overrides,
 ) -> str:
     """Return what is written above all tables."""
-    baselines = dict.fromkeys(comparison.baseline.name for comparison in comparisons)
+    baselines = {each.baseline.name: each.experiments[each.baseline.name] for each in comparisons}
     lines = [
         f"# {report_title([comparison.table for comparison in comparisons])} at scale `{scale}`",
         "\n".join(outcome_lines),
-        "\n".join(baseline_setup(name, scale, overridden) for name in baselines),
+        "\n".join(baseline_setup(name, experiment) for name, experiment in baselines.items()),
         f"▲ ▼: significantly better, worse than the baseline; ±: standard deviation over seeds; ↓: lower is "
         f"better ([how to read this](#{EXPLANATIONS})).",
     ]
@@ -382,28 +381,26 @@ def explanations(comparisons: Sequence[Comparison]) -> Section:
     return Section(EXPLANATIONS, "\n\n".join(parts), [])
 
 
-def baseline_setup(name: str, scale: str, overridden: Overrides) -> str:
-    """Return a sentence on the model, data and steps of the baseline ``name``.
-
-    overridden: settings given on the command line. Those that this baseline does not read are ignored.
-    """
-    experiment = build(name, scale, effective_overrides(name, scale, overridden))
+def baseline_setup(name: str, experiment: Experiment) -> str:
+    """Return a sentence on the model, data and steps of the baseline ``name``."""
     model = experiment.model
     if experiment.counts.model != "none":
         kind = f"{experiment.counts.order}-grams" if experiment.counts.model == "ngram" else "a tagger"
         return f"Baseline `{name}`: counts ({kind}); see `lm show ROW --diff` for what other rows change."
     layers = [str(model.num_encoder_layers)] if model.has_encoder else []
     layers += [str(model.num_decoder_layers)] if model.has_decoder else []
+    sentence = f"Baseline `{name}`: {'+'.join(layers)} layers of width {model.d_model}, "
+    if experiment.pretraining.steps:
+        sentence += (
+            f"pre-trained on `{experiment.data.corpus}` for {experiment.pretraining.steps:,} steps of "
+            f"{experiment.pretraining.batch_size} texts of up to {experiment.data.inputs_length} tokens"
+        )
+    else:
+        sentence += "not pre-trained here"
     tasks = ", ".join(experiment.tuning.mixtures + experiment.tuning.heads)
-    finetuning = ""
     if tasks and experiment.finetuning.steps:
-        finetuning = f", then fine-tuned for {experiment.finetuning.steps:,} steps on each of {tasks}"
-    return (
-        f"Baseline `{name}`: {'+'.join(layers)} layers of width {model.d_model}, pre-trained on "
-        f"`{experiment.data.corpus}` for {experiment.pretraining.steps:,} steps of "
-        f"{experiment.pretraining.batch_size} texts of up to {experiment.data.inputs_length} tokens"
-        f"{finetuning}."
-    )
+        sentence += f", then fine-tuned for {experiment.finetuning.steps:,} steps on each of {tasks}"
+    return f"{sentence}."
 
 
 # ---- for the command line
@@ -421,23 +418,16 @@ def print_report(
     report = write_report(tables, scale, runs, overrides=overrides, command=command, against=against)
     for table_report in report.tables.values():
         comparison = table_report.comparison
-        if said := text.verdict_sentence(comparison, table_report.verdicts):
-            CONSOLE.print(said, highlight=False)
+        _print_wrapped([text.verdict_sentence(comparison, table_report.verdicts)])
         shown = comparison.including_baseline()
         sheet, left_out = _terminal_sheet(shown)
         show_sheet(f"{table_title(comparison.table)} (scale {scale})", sheet)
         if left_out:
-            CONSOLE.print(f"on the page alone: {', '.join(left_out)}", highlight=False)
-        if legend := brief_legend(sheet):
-            CONSOLE.print(legend, highlight=False)
-        for note in text.noise_notes(shown):
-            CONSOLE.print(note, highlight=False)
-        for line in text.brief_conclusions(comparison, table_report.verdicts):
-            CONSOLE.print(line, highlight=False)
-        for note in contradicted_conclusions(comparison.table):
-            print_line(note)
-        for note in filter(None, (*text.rows_notes(comparison), text.plateau_note(comparison))):
-            CONSOLE.print(note, highlight=False)
+            _print_wrapped([f"on the page alone: {', '.join(left_out)}"])
+        _print_wrapped([brief_legend(sheet), *text.noise_notes(shown)])
+        _print_wrapped(text.brief_conclusions(comparison, table_report.verdicts))
+        _print_wrapped(contradicted_conclusions(comparison.table))
+        _print_wrapped([*text.rows_notes(comparison), text.plateau_note(comparison)])
         if comparison.mismatches:
             print_line(text.mismatch_note(comparison))
         if note := other_modules_note(
@@ -460,13 +450,19 @@ def print_report(
     return report
 
 
+def _print_wrapped(lines: Iterable[str]) -> None:
+    """Print those of the lines that are not empty, wrapped at words; brackets in labels are no markup."""
+    for line in filter(None, lines):
+        CONSOLE.print(line, highlight=False, markup=False)
+
+
 def _terminal_sheet(comparison: Comparison) -> tuple[Sheet, list[str]]:
     """Return what the terminal shows of a table's scores, and the headings of the columns left to the page.
 
     If the table of ``brief_sheet`` has no mean distance in the paper, the paper's own column is shown beside
     it, if there is exactly one and it fits. One of several columns would say little.
     """
-    scores = flagged_scores_sheet(comparison)
+    scores = text.scores_sheet(comparison)
     brief = text.brief_sheet(comparison, scores)
     published = [] if "paper" in brief else text.published_titles(comparison, scores)
     sheet = dict(brief)
@@ -481,7 +477,9 @@ def _terminal_sheet(comparison: Comparison) -> tuple[Sheet, list[str]]:
 
 def brief_legend(sheet: Sheet) -> str:
     """Return what the signs and numbers in a sheet for the terminal mean."""
-    shown = "".join(cell.text for cells in sheet.values() for cell in cells)
+    of_paper = {title: cells for title, cells in sheet.items() if title.startswith(text.published_title(""))}
+    ours = [cell.text for title in sheet.keys() - of_paper.keys() - {"row"} for cell in sheet[title]]
+    published = [cell for cells in of_paper.values() for cell in cells]
     halves = [title for title in GROUP_TITLES.values() if title in sheet]
     parts = []
     if halves:
@@ -493,21 +491,20 @@ def brief_legend(sheet: Sheet) -> str:
         distance = "distance of the published scores from the baseline, in standard deviations of a run"
         above = ", positive if better"
         parts += ["paper: the same of the published scores" if halves else f"paper: {distance}{above}"]
-    if "▲" in shown or "▼" in shown:
+    if any(score.endswith(("▲", "▼")) for score in ours):
         parts += ["▲ ▼: significantly better, worse than the baseline"]
-    scores = [cell.text for head, cells in sheet.items() if head != "row" for cell in cells]
-    if any(score.endswith(text.OTHER_TARGETS) for score in scores):
+    if any(score.endswith(text.OTHER_TARGETS) for score in ours):
         parts += [f"{text.OTHER_TARGETS}: predicts other tokens than the baseline, so not compared with it"]
-    if "±" in shown:
+    if any("±" in score for score in ours):
         parts += ["±: standard deviation over seeds"]
-    published = [cells for head, cells in sheet.items() if head.startswith(text.published_title(""))]
-    if any(cell.bold for cells in published for cell in cells):
+    if any(cell.bold for cell in published):
         parts += ["bold: best published score, or within two of its standard deviations of the best"]
-    doubts = "".join(cell.text for cells in published for cell in cells)
-    if text.DOUBTS[SECOND_HAND] in doubts:
-        parts += [f"{text.DOUBTS[SECOND_HAND]}: published score from a secondary source"]
-    if text.DOUBTS[UNSURE] in doubts:
-        parts += [f"{text.DOUBTS[UNSURE]}: published score that may have been misread"]
+    meanings = {
+        "±": "± of published scores: the interval that the paper prints",
+        text.DOUBTS[SECOND_HAND]: f"{text.DOUBTS[SECOND_HAND]}: published score from a secondary source",
+        text.DOUBTS[UNSURE]: f"{text.DOUBTS[UNSURE]}: published score that may have been misread",
+    }
+    parts += [said for sign, said in meanings.items() if any(sign in cell.text for cell in published)]
     return "; ".join(parts)
 
 
@@ -526,22 +523,23 @@ def write_latex(report: Report, scale: str, overrides: Overrides | None = None) 
     Return the files; without a paper there is no second one. ``overrides``: settings of every row, which the
     captions give.
     """
-    path, tables, papers = report.path.with_suffix(".tex"), [], []
+    tables, papers = [], []
     for name, table_report in report.tables.items():
         label = "tab:" + re.sub(r"[^\w.:+-]", "-", file_name(name))
         comparison = table_report.comparison
-        scores = flagged_scores_sheet(comparison.including_baseline())
-        made = latex_tables(comparison, table_report.verdicts, scores, setup_text(scale, overrides))
+        scores = text.scores_sheet(comparison.including_baseline())
+        made = latex_tables(comparison, table_report.verdicts, scores, _setup_text(scale, overrides))
         tables += [table.text(label) for table in made]
         papers += [comparison.table.paper] if comparison.table.paper else []
-    write(path, "\n".join(tables))
-    if not papers:
-        return [path]
-    write(path.with_suffix(".bib"), bibtex(papers))
-    return [path, path.with_suffix(".bib")]
+    files = {report.path.with_suffix(".tex"): "\n".join(tables)}
+    if papers:
+        files[report.path.with_suffix(".bib")] = bibtex(papers)
+    for path, contents in files.items():
+        write(path, contents)
+    return [*files]
 
 
-def setup_text(scale: str, overrides: Overrides | None) -> str:
+def _setup_text(scale: str, overrides: Overrides | None) -> str:
     """Return the scale, and the settings that were given to every row, in words."""
     given = ", ".join(f"{name}={value}" for name, value in explicit_overrides(overrides or {}).items())
     return f"scale {scale}; in every row {given}" if given else f"scale {scale}"
@@ -578,6 +576,6 @@ def watch(
             last, wait = current, max(POLL_SECONDS, 9 * (time.process_time() - start))
             time.sleep(wait)
     except KeyboardInterrupt:
-        if page is not None:
+        if page is not None and page.exists():
             write(page, re.sub(REFRESH.format(r"\d+"), "", page.read_text("utf-8"), count=1))
         log("no longer watching")

@@ -3,8 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite, isnan
 from statistics import mean
 
 from experiments.console import MISSING, Cell, Sheet
@@ -65,10 +66,12 @@ NOT_LEARNING: Uncompared = "not yet learning"  # in the place of a verdict
 MISMATCH = "≠"  # follows the label of a row with another provenance than the others
 MAX_DETECTABLE = 30  # larger than any difference seen between learning rows [standard deviations of a run]
 BUDGET_TITLES: dict[Budget, str] = {"updates": "after training", "FLOP": "compute-matched"}
+COUNTED = ("confirmed", "contradicted", "undecided", "not compared")  # what the fields of VerdictCounts count
 SHORT_TITLES: dict[str, str] = {  # of groups, for lines of 80 columns
     GROUP_TITLES["both"]: "both",
     GROUP_TITLES["held-out text"]: "held-out",
 }
+TAU, P_VALUE = "+z.2f", ".2g"  # formats of Kendall's tau and of p-values
 HELD_OUT_UNITS = {BITS_PER_BYTE: "bits per byte", HELD_OUT_LOSS: "nats per token"}
 ORDER = "Order of rows beside the paper's"
 CONCLUSIONS = "Conclusions stated in the table's file"
@@ -94,8 +97,9 @@ of model, text, vocabulary and sequence length are the baseline's (else: differe
 score)."""
 ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks (two \
 standard deviations of its baseline). The tasks differ, so compare only the order of rows. † marks scores \
-from a secondary source, and ? those that may have been misread."""
-START_VERDICTS: dict[BaselineVerdict, str] = {
+from a secondary source, and ? those that may have been misread. ± behind a published score is the interval \
+that the paper prints."""
+START_VERDICTS: dict[BaselineVerdict, str] = {  # what follows a row's gain over the start alone
     "better": "",
     "worse": ", worse",
     "equivalent": ", adds nothing",
@@ -131,9 +135,12 @@ unigram plateau* at the step where its loss of content tokens is 0.2 nats below 
 
 
 def scores_sheet(comparison: Comparison) -> Sheet:
-    """Return a line per row: its score in each metric, beside it the paper's, and what training cost."""
+    """Return a line per row: its score in each metric, beside it the paper's, and what training cost.
+
+    ≠ marks the rows that were trained with other data or code than most.
+    """
     rows = comparison.table.rows
-    sheet = {"row": [Cell(row.label) for row in rows]}
+    sheet = {"row": [Cell(row.label + _mismatch_mark([row.name], comparison.mismatches)) for row in rows]}
     for metric in comparison.metrics:
         sheet[metric.title] = _metric_cells(comparison, metric)
         if metric.paper_column:
@@ -150,12 +157,12 @@ def scores_sheet(comparison: Comparison) -> Sheet:
         for group in comparison.groups:
             sheet[f"over the start alone, {GROUP_TITLES[group]}"] = _start_cells(comparison, group)
     by_length = [perplexity_by_length(comparison.runs_of(row)) for row in rows]
-    for multiple in dict.fromkeys(multiple for scores in by_length for multiple in scores):
+    for multiple in sorted({multiple for scores in by_length for multiple in scores}):
         sheet[f"perplexity at {multiple} ×"] = [score_cell(2, scores.get(multiple)) for scores in by_length]
     others = _document_cells(comparison) | _training_cells(comparison)
     # Bits per byte of held-out text is a metric and one of the likelihoods. Both make a column of this name;
     # that of the metric, which has arrows, is kept.
-    return sheet | {head: cells for head, cells in others.items() if head not in sheet}
+    return sheet | {title: cells for title, cells in others.items() if title not in sheet}
 
 
 def brief_sheet(comparison: Comparison, scores: Sheet) -> Sheet:
@@ -167,16 +174,15 @@ def brief_sheet(comparison: Comparison, scores: Sheet) -> Sheet:
     """
     rows = comparison.trained_rows
     indices = [comparison.table.rows.index(row) for row in rows]
-    halves = [group for group in comparison.groups if group != "both"]
-    titles = {mean_z_title(group): GROUP_TITLES[group] for group in halves}  # column of scores -> its title
-    titles = {column: title for column, title in titles.items() if column in scores}
-    if not titles:  # without tasks, or without a run of the baseline
-        titles = {metric.title: metric.title for metric in comparison.metrics}
-    titles = {"row": "row"} | titles
-    sheet = {title: [scores[column][index] for index in indices] for column, title in titles.items()}
+    halves = [group for group in comparison.groups if group != "both" and mean_z_title(group) in scores]
+    columns = {GROUP_TITLES[group]: mean_z_title(group) for group in halves}  # title -> title in ``scores``
+    if not columns:  # without tasks, or without a run of the baseline
+        columns = {metric.title: metric.title for metric in comparison.metrics}
+    columns = {"row": "row", **columns, "seeds": "seeds"}
+    sheet = {title: [scores[column][index] for index in indices] for title, column in columns.items()}
     if published := _published_distances(comparison, rows):
-        sheet["paper"] = published
-    return sheet | {"seeds": [scores["seeds"][index] for index in indices]}
+        sheet |= {"paper": published, "seeds": sheet.pop("seeds")}
+    return sheet
 
 
 def _published_distances(comparison: Comparison, rows: Sequence[Row]) -> list[Cell]:
@@ -189,15 +195,9 @@ def _published_distances(comparison: Comparison, rows: Sequence[Row]) -> list[Ce
     complete = published_rows(replace(table, rows=(baseline, *rows)))
     if not has_noise(table) or baseline not in complete:
         return []
-    means = {row.name: standardized(row, table).mean() for row in complete}
-    cells = []
-    for row in rows:
-        if row.name in means:
-            distance = float(means[row.name] - means[baseline.name])
-            cells.append(Cell(f"{distance:+z.1f}", value=distance))
-        else:
-            cells.append(Cell())
-    return cells
+    baseline_mean = standardized(baseline, table).mean()
+    distances = {row.name: float(standardized(row, table).mean() - baseline_mean) for row in complete}
+    return [_number_cell(distances.get(row.name), "+z.1f") for row in rows]
 
 
 def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
@@ -206,32 +206,34 @@ def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
     It also says if one seed is too few to decide or, without claims, that no row differs from the baseline.
     """
     sentences = _claims_sentences(comparison, verdicts)
-    trained = comparison.trained_rows
-    if len(trained) > 1 and max(len(comparison.runs_of(row)) for row in trained) < 2:
+    num_seeds = [len(runs) for name in comparison.canonical_names if (runs := comparison.runs[name])]
+    if len(num_seeds) > 1 and max(num_seeds) < 2:
         sentences.append("One seed decides nothing: train more with --seeds.")
     elif not sentences:
-        judged = (_judged_differences(comparison, metric) for metric in comparison.metrics)
-        found = [each for differences in judged for each in differences.values()]
-        if found and not {"better", "worse"} & {each.verdict for each in found}:
+        found = {
+            difference.verdict
+            for metric in comparison.metrics
+            for difference in _judged_differences(comparison, metric).values()
+        }
+        if found and not found & {"better", "worse"}:
             sentences.append("No row differs significantly from the baseline.")
     return " ".join(sentences)
 
 
 def _claims_sentences(comparison: Comparison, verdicts: Verdicts) -> list[str]:
-    claims = _claims_of(verdicts) if verdicts else []
+    """Return what came out of the claims by the first group of tasks; empty if no claim is judged by it."""
     group = comparison.main_group
-    if not claims or group is None:
+    if group is None:
         return []
     main = verdicts[group]["updates"]
     counts = count_verdicts(main)
     if not counts.total:
         return []
-    judges = "held-out text" if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
-    sentences = [f"{_count_text(round(counts.total))} judged by {judges}: {_verdict_words(counts)}."]
+    judges = group if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
+    sentences = [f"{_counted(round(counts.total), 'claim')} judged by {judges}: {_verdict_words(counts)}."]
     if num_equivalent := sum(verdict.word == "equivalent" for _, verdict in main):
-        sentences.append(
-            f"Of the undecided {num_equivalent} {'is' if num_equivalent == 1 else 'are'} equivalent."
-        )
+        verb = "is" if num_equivalent == 1 else "are"
+        sentences.append(f"Of the undecided {num_equivalent} {verb} equivalent.")
     if group == "reading" and "language" in verdicts:
         by_language = count_verdicts(verdicts["language"]["updates"])
         decided = by_language.confirmed, by_language.contradicted
@@ -246,13 +248,7 @@ def _claims_sentences(comparison: Comparison, verdicts: Verdicts) -> list[str]:
 
 def _verdict_words(counts: VerdictCounts) -> str:
     """Return how many claims have each verdict, as "1 confirmed, 2 undecided"."""
-    words = {
-        "confirmed": counts.confirmed,
-        "contradicted": counts.contradicted,
-        "undecided": counts.undecided,
-        "not compared": counts.uncompared,
-    }
-    return ", ".join(f"{number:.0f} {word}" for word, number in words.items() if number)
+    return ", ".join(f"{number:.0f} {word}" for word, number in zip(COUNTED, counts, strict=True) if number)
 
 
 def plateau_note(comparison: Comparison) -> str:
@@ -268,9 +264,9 @@ def plateau_note(comparison: Comparison) -> str:
 
 
 def noise_notes(comparison: Comparison) -> list[str]:
-    """Return a note if the unit of mean z-scores holds the noise of examples and none over seeds.
+    """Return a note if the unit of mean z-scores, in a table with tasks, is the noise of examples alone.
 
-    So it is if no learning row of the report has two seeds, in tables with tasks.
+    It is if no learning row of the report has two seeds.
     """
     if not comparison.has_tasks or len(comparison.trained_rows) < 2:
         return []
@@ -285,13 +281,15 @@ def noise_notes(comparison: Comparison) -> list[str]:
 
 def equal_rows_note(comparison: Comparison) -> str:
     """Return which rows are the same experiment as another of the table, and share its runs; "" if none."""
-    first: dict[str, str] = {}
+    first_rows: dict[str, Row] = {}  # canonical name -> first row of this name
     equal = []
     for row in comparison.trained_rows:
-        label = first.setdefault(comparison.canonical_name(row), row.label)
-        if label != row.label:
-            equal.append(f"{row.label} (as {label})")
-    return f"The same experiment as another row, with the same runs: {'; '.join(equal)}." if equal else ""
+        first = first_rows.setdefault(comparison.canonical_name(row), row)
+        if first is not row:
+            equal.append(f"{row.label} (as {first.label})")
+    if not equal:
+        return ""
+    return f"The same experiment as another row, with the same runs: {'; '.join(equal)}."
 
 
 def unlike_rows_note(comparison: Comparison) -> str:
@@ -304,17 +302,18 @@ def unlike_rows_note(comparison: Comparison) -> str:
     rows = comparison.trained_rows
     if comparison.has_tasks or metric is None or not rows:
         return ""
-    first = comparison.baseline if comparison.runs.get(comparison.canonical_baseline) else rows[0]
-    reference = comparison.canonical_name(first)
-    others = "; ".join(
+    has_baseline = bool(comparison.runs.get(comparison.canonical_baseline))
+    reference = comparison.baseline if has_baseline else rows[0]
+    name = comparison.canonical_name(reference)
+    unlike = [
         row.label
         for row in rows
-        if not comparison.is_comparable(metric, comparison.canonical_name(row), reference)
-    )
-    if not others:
+        if not comparison.is_comparable(metric, comparison.canonical_name(row), name)
+    ]
+    if not unlike:
         return ""
     reason = "whose objective, kind of model, text, vocabulary or sequence length is another"
-    return f"Not comparable in {metric.title} with {first.label}, {reason}: {others}."
+    return f"Not comparable in {metric.title} with {reference.label}, {reason}: {'; '.join(unlike)}."
 
 
 def rows_notes(comparison: Comparison) -> list[str]:
@@ -322,19 +321,28 @@ def rows_notes(comparison: Comparison) -> list[str]:
     return [*filter(None, (equal_rows_note(comparison), unlike_rows_note(comparison)))]
 
 
+def _number_cell(value: float | None, spec: str, unit: str = "") -> Cell:
+    """Return a number in the format ``spec``, with its unit; an empty cell for None and nan."""
+    if value is None or isnan(value):
+        return Cell()
+    return Cell(f"{value:{spec}}{unit}", value=value)
+
+
 def score_cell(
     digits: int, score: Score | None, mark: str = "", sign_format: str = "", prefix: str = ""
 ) -> Cell:
-    """Return mean ± standard deviation with so many decimals, behind a ``prefix`` such as "≤".
+    """Return mean ± standard deviation with so many decimals, between a prefix such as "≤" and a mark.
 
-    ``sign_format`` is how Python formats the sign: "+z" writes + too, and no -0.0.
+    sign_format: how Python formats the sign. "+z" writes + before positive numbers, and never -0.0.
     """
     if score is None:
         return Cell()
-    deviation = "" if score.std is None else f"{NBSP}±{NBSP}{score.std:.{digits}f}"
-    before = f"{prefix}{NBSP}" if prefix else ""
-    text = f"{before}{score.mean:{sign_format}.{digits}f}{deviation}{mark}"
-    return Cell(text, value=score.mean, deviation=score.std)
+    text = f"{score.mean:{sign_format}.{digits}f}"
+    if score.std is not None:
+        text += f"{NBSP}±{NBSP}{score.std:.{digits}f}"
+    if prefix:
+        text = f"{prefix}{NBSP}{text}"
+    return Cell(text + mark, value=score.mean, deviation=score.std)
 
 
 def _metric_cells(comparison: Comparison, metric: Metric) -> list[Cell]:
@@ -343,18 +351,19 @@ def _metric_cells(comparison: Comparison, metric: Metric) -> list[Cell]:
     A score on other tokens than the baseline's has OTHER_TARGETS behind it. Rows on the unigram plateau have
     no arrow, as they have no verdict in claims.
     """
-    samples, differences = comparison.values_by_seed(metric), _judged_differences(comparison, metric)
-    baseline = comparison.canonical_baseline
-    has_baseline = baseline in comparison.experiments
+    values, differences = comparison.values_by_seed(metric), _judged_differences(comparison, metric)
+    baseline, experiments = comparison.canonical_baseline, comparison.experiments
     cells = []
     for row in comparison.table.rows:
         name = comparison.canonical_name(row)
-        sign = differences[name].test.sign if name in differences else 0
-        prefix = bound_sign(comparison.runs_of(row)) if metric.measure == BITS_PER_BYTE else ""
-        is_unlike = name in comparison.experiments and not comparison.is_comparable(metric, name, baseline)
-        mark = OTHER_TARGETS if is_unlike and has_baseline else ARROWS[sign]
-        score = Score.of(samples[name].values())
-        cells.append(score_cell(metric.digits, score, mark, prefix=prefix))
+        mark = prefix = ""
+        if name in differences:
+            mark = ARROWS[differences[name].test.sign]
+        elif {name, baseline} <= experiments.keys() and not comparison.is_comparable(metric, name, baseline):
+            mark = OTHER_TARGETS
+        if metric.measure == BITS_PER_BYTE:
+            prefix = bound_sign(comparison.runs_of(row))
+        cells.append(score_cell(metric.digits, Score.of(values[name].values()), mark, prefix=prefix))
     return cells
 
 
@@ -365,18 +374,18 @@ def _judged_differences(comparison: Comparison, metric: Metric) -> dict[str, Bas
 
 
 def _is_judged(comparison: Comparison, name: str) -> bool:
-    """Return whether a row and the baseline have left the unigram plateau, as claims need it of two rows."""
+    """Return whether a row and the baseline have left the unigram plateau, as both rows of a claim must."""
     return all(map(comparison.has_left_plateau, (name, comparison.canonical_baseline)))
 
 
 def bound_sign(runs: Iterable[Result]) -> str:
     """Return "≤" if only an upper bound of perplexity and bits per byte is known, as for masked diffusion."""
-    likelihoods = (run.likelihood() for run in runs)
-    return "≤" if any(x is not None and x.is_bound for x in likelihoods) else ""
+    likelihoods = filter(None, (run.likelihood() for run in runs))
+    return "≤" if any(likelihood.is_bound for likelihood in likelihoods) else ""
 
 
 def mean_z_title(group: Group) -> str:
-    """Return the heading of the combined scores of a group of metrics."""
+    """Return the title of the column of a group's combined scores."""
     return f"mean z-score, {GROUP_TITLES[group]}"
 
 
@@ -389,62 +398,65 @@ def _mean_z_cell(comparison: Comparison, row: Row, group: Group) -> Cell:
 
 
 def _start_cells(comparison: Comparison, group: Group) -> list[Cell]:
-    """Return what each row's own objective adds to the combined score of a model that has the start alone."""
+    """Return how far each row's combined score is above that of the control, which has only the start."""
     tests, cells = comparison.gains_over_start(group), []
     for row in comparison.table.rows:
         test = tests.get(comparison.canonical_name(row))
-        if test is not None:
+        if test is None:
+            cells.append(Cell())
+        else:
             interval = interval_text(test.low, test.high, 1)
             verdict = START_VERDICTS[to_baseline_verdict(test)]
             cells.append(Cell(f"{test.mean:+z.1f}{interval}{verdict}", value=test.mean))
-        else:
-            cells.append(Cell())
     return cells
 
 
 def published_title(column: str) -> str:
-    """Return the heading of a column of the paper."""
+    """Return the title over a column of the paper."""
     return f"paper's {column}"
 
 
 def published_titles(comparison: Comparison, sheet: Sheet) -> list[str]:
-    """Return the headings of the paper's columns in a sheet."""
+    """Return the titles of the paper's columns in a sheet."""
     paper = comparison.table.paper
-    titles = [published_title(column.name) for column in paper.columns] if paper else []
-    return [title for title in titles if title in sheet]
+    if paper is None:
+        return []
+    return [title for column in paper.columns if (title := published_title(column.name)) in sheet]
 
 
 def _add_published(sheet: Sheet, comparison: Comparison, column: str) -> None:
     """Add a column of the paper to ``sheet``, if a row of the table has a score in it, and only once."""
-    head = published_title(column)
-    if head not in sheet and any(column in row.published for row in comparison.table.rows):
-        sheet[head] = _published_cells(comparison, column)
+    title = published_title(column)
+    if title not in sheet and any(column in row.published for row in comparison.table.rows):
+        sheet[title] = _published_cells(comparison, column)
 
 
-def _published_cells(comparison: Comparison, column: str) -> list[Cell]:
+def _published_cells(comparison: Comparison, name: str) -> list[Cell]:
     """Return the paper's scores by its own rule: bold within two deviations of the best, and arrows."""
     assert comparison.table.paper is not None, "rows with published scores have a paper"
-    std = comparison.table.paper.column(column).std
-    sign = 1 if comparison.table.paper.column(column).higher_is_better else -1
-    scores = [row.published.get(column) for row in comparison.table.rows]
-    best = max((sign * score for score in scores if score is not None), default=0.0)
-    baseline = comparison.baseline.published.get(column)
-    digits = 2 if all(score is None or round(score, 2) == score for score in scores) else 3
+    column = comparison.table.paper.column(name)
+    better = 1 if column.higher_is_better else -1
+    scores = [row.published[name] for row in comparison.table.rows if name in row.published]
+    best = max(better * score for score in scores)
+    baseline = comparison.baseline.published.get(name)
+    digits = 2 if all(round(score, 2) == score for score in scores) else 3
     cells = []
-    for row, score in zip(comparison.table.rows, scores, strict=True):
-        if score is None:
+    for row in comparison.table.rows:
+        if name not in row.published:
             cells.append(Cell())
-        else:
-            arrow = ARROWS[sign * published_sign(score, baseline, std)]
-            doubt = DOUBTS.get(row.doubts.get(column, ""), "")
-            is_best = sign * score >= best - 2 * (std or 0.0)
-            width = row.intervals.get(column)
-            interval = "" if width is None else f"{NBSP}±{NBSP}{width:.{digits}f}"
-            cells.append(Cell(f"{score:.{digits}f}{interval}{doubt}{arrow}", bold=is_best, value=score))
+            continue
+        score = row.published[name]
+        text = f"{score:.{digits}f}"
+        if name in row.intervals:
+            text += f"{NBSP}±{NBSP}{row.intervals[name]:.{digits}f}"
+        text += DOUBTS.get(row.doubts.get(name, ""), "")
+        text += ARROWS[better * _published_sign(score, baseline, column.std)]
+        is_best = better * score >= best - 2 * (column.std or 0.0)
+        cells.append(Cell(text, bold=is_best, value=score))
     return cells
 
 
-def published_sign(score: float, baseline: float | None, std: float | None) -> int:
+def _published_sign(score: float, baseline: float | None, std: float | None) -> int:
     """Return 1, -1 if a score is above, below the baseline's by more than two standard deviations, else 0."""
     if baseline is None or std is None or abs(score - baseline) <= 2 * std:
         return 0
@@ -456,20 +468,20 @@ def _document_cells(comparison: Comparison) -> Sheet:
     rows = [comparison.runs_of(row) for row in comparison.table.rows]
     if not any(run.likelihoods for runs in rows for run in runs):
         return {}
-    sheet = {
-        head: [score_cell(digits, likelihood_score(runs, measure), prefix=bound_sign(runs)) for runs in rows]
-        for head, (measure, digits) in LIKELIHOODS.items()
-    }
+
+    def cells(measure: str, digits: int, seconds: float = inf) -> list[Cell]:
+        return [
+            score_cell(digits, likelihood_score(runs, measure, seconds), prefix=bound_sign(runs))
+            for runs in rows
+        ]
+
+    sheet = {title: cells(measure, digits) for title, (measure, digits) in LIKELIHOODS.items()}
     seconds = shortest_training(rows)
     if seconds is not None:
-        for head, (measure, digits) in LIKELIHOODS.items():
+        for title, (measure, digits) in LIKELIHOODS.items():
             if measure != "perplexity":
-                sheet[f"{head} in {seconds:.0f} s"] = [
-                    score_cell(digits, likelihood_score(runs, measure, seconds), prefix=bound_sign(runs))
-                    for runs in rows
-                ]
-    sizes = [runs[0].parameters if runs else None for runs in rows]
-    sheet["parameters"] = [Cell() if size is None else Cell(f"{size:,}", value=size) for size in sizes]
+                sheet[f"{title} in {seconds:.0f} s"] = cells(measure, digits, seconds)
+    sheet["parameters"] = [_number_cell(runs[0].parameters if runs else None, ",") for runs in rows]
     return sheet
 
 
@@ -478,18 +490,16 @@ def _training_cells(comparison: Comparison) -> Sheet:
     rows = [comparison.runs_of(row) for row in comparison.table.rows]
     sheet: Sheet = {"seeds": [_seeds_cell(row, comparison) for row in comparison.table.rows]}
     if any(run.content_loss is not None for runs in rows for run in runs):
-        content = [Score.of(run.content_loss for run in runs) for runs in rows]
-        unigram = [Score.of(run.reference_loss for run in runs) for runs in rows]
+        content_losses = [Score.of(run.content_loss for run in runs) for runs in rows]
+        unigram_losses = [Score.of(run.reference_loss for run in runs) for runs in rows]
+        shares = [Score.of(run.top_ten_share for run in runs) for runs in rows]
         sheet["content tokens"] = [_content_tokens_cell(runs) for runs in rows]
-        sheet["content loss"] = [score_cell(3, score) for score in content]
-        sheet["unigram loss"] = [score_cell(3, score) for score in unigram]
+        sheet["content loss"] = [score_cell(3, score) for score in content_losses]
+        sheet["unigram loss"] = [score_cell(3, score) for score in unigram_losses]
         sheet["left plateau at step"] = [_exit_step_cell(comparison, row) for row in comparison.table.rows]
-        sheet["share of predictions among the 10 commonest tokens"] = [_top_ten_cell(runs) for runs in rows]
+        sheet["share of predictions among the 10 commonest tokens"] = [_mean_cell(x, ".0%") for x in shares]
     minutes = [Score.of(run.seconds / 60 for run in runs) for runs in rows]
-    sheet["minutes"] = [
-        Cell(f"{score.mean:.1f}", value=score.mean, deviation=score.std) if score else Cell()
-        for score in minutes
-    ]
+    sheet["minutes"] = [_mean_cell(score, ".1f") for score in minutes]
     return sheet
 
 
@@ -508,23 +518,26 @@ def _content_tokens_cell(runs: Sequence[Result]) -> Cell:
     return Cell(f"{tokens / 1e6:.2f}{NBSP}M", value=tokens)
 
 
-def _top_ten_cell(runs: Sequence[Result]) -> Cell:
-    score = Score.of(run.top_ten_share for run in runs)
-    return Cell() if score is None else Cell(f"{score.mean:.0%}", value=score.mean, deviation=score.std)
+def _mean_cell(score: Score | None, spec: str) -> Cell:
+    """Return the mean of a score in the format ``spec``; its deviation is in the CSV alone."""
+    return Cell() if score is None else Cell(f"{score.mean:{spec}}", value=score.mean, deviation=score.std)
 
 
 def _exit_step_cell(comparison: Comparison, row: Row) -> Cell:
-    """Return the mean step at which seeds left the unigram plateau, and how many did not."""
+    """Return the mean step at which seeds left the unigram plateau, and how many did not.
+
+    The cell has a value only if all seeds left it: a mean over some of them says too little.
+    """
     if row.needs or not has_plateau(comparison.experiments[row.name]):
         return Cell()
     pretrained = [run for run in comparison.runs_of(row) if run.content_loss is not None]
     if not pretrained:
         return Cell()
     steps = [run.exit_step for run in pretrained if run.exit_step is not None]
-    parts = [f"{mean(steps):,.0f}"] if steps else []
-    if len(steps) < len(pretrained):
-        parts.append(f"{len(pretrained) - len(steps)} of {len(pretrained)} not left")
-    return Cell(", ".join(parts))
+    if len(steps) == len(pretrained):
+        return _number_cell(mean(steps), ",.0f")
+    not_left = f"{len(pretrained) - len(steps)} of {len(pretrained)} not left"
+    return Cell(f"{mean(steps):,.0f}, {not_left}" if steps else not_left)
 
 
 def with_keys(sheet: Sheet, rows: Iterable[Row]) -> Sheet:
@@ -536,22 +549,21 @@ def with_keys(sheet: Sheet, rows: Iterable[Row]) -> Sheet:
     if "row" not in sheet:
         return sheet
     keys = {row.label: row.key for row in rows if not _words(row.key) <= _words(row.label)}
-
-    def named(cell: Cell) -> Cell:
-        label, flag, _ = cell.text.partition(f" {MISMATCH}")
-        return cell._replace(text=f"{label} ({keys[label]}){flag}") if label in keys else cell
-
-    return sheet | {"row": [*map(named, sheet["row"])]}
+    named = []
+    for cell in sheet["row"]:
+        label, mark, _ = cell.text.partition(f" {MISMATCH}")
+        key = f" ({keys[label]})" if label in keys else ""
+        named.append(cell._replace(text=f"{label}{key}{mark}"))
+    return sheet | {"row": named}
 
 
 def _words(text: str) -> set[str]:
     return {*re.findall(r"\w+", text.casefold())}
 
 
-def flag_rows(sheet: Sheet, labels: Iterable[str]) -> Sheet:
-    """Return the sheet with ≠ behind the rows of these ``labels``."""
-    flagged = {label: f"{label} {MISMATCH}" for label in labels}
-    return sheet | {"row": [cell._replace(text=flagged.get(cell.text, cell.text)) for cell in sheet["row"]]}
+def _mismatch_mark(names: Iterable[str], mismatched: Collection[str]) -> str:
+    """Return " ≠", to follow a text about the rows ``names``, if one of them is mismatched; else ""."""
+    return "" if set(names).isdisjoint(mismatched) else f" {MISMATCH}"
 
 
 # ---- differences from the baseline
@@ -573,16 +585,17 @@ def differences_sheet(comparison: Comparison) -> Sheet | None:
 
 
 def _difference_cells(comparison: Comparison, metric: Metric, rows: Sequence[Row]) -> list[Cell]:
-    differences, samples = comparison.differences(metric), comparison.values_by_seed(metric)
+    differences, values = comparison.differences(metric), comparison.values_by_seed(metric)
     digits, cells = metric.digits, []
     for row in rows:
         name = comparison.canonical_name(row)
         if name in differences:
-            x = differences[name]
-            interval = interval_text(x.low, x.high, digits)
-            verdict = x.verdict if _is_judged(comparison, name) else NOT_LEARNING
-            cells.append(Cell(f"{x.mean:+z.{digits}f}{interval} {verdict}", value=x.mean))
-        elif samples[name] and not comparison.is_comparable(metric, name, comparison.canonical_baseline):
+            difference = differences[name]
+            interval = interval_text(difference.low, difference.high, digits)
+            verdict = difference.verdict if _is_judged(comparison, name) else NOT_LEARNING
+            text = f"{difference.mean:+z.{digits}f}{interval} {verdict}"
+            cells.append(Cell(text, value=difference.mean))
+        elif values[name] and not comparison.is_comparable(metric, name, comparison.canonical_baseline):
             cells.append(Cell("different targets"))
         else:
             cells.append(Cell())
@@ -591,7 +604,9 @@ def _difference_cells(comparison: Comparison, metric: Metric, rows: Sequence[Row
 
 def interval_text(low: float, high: float, digits: int) -> str:
     """Return " (-0.2, +1.4)" for an interval with so many decimals; "" for one that is not known."""
-    return f" ({low:+z.{digits}f}, {high:+z.{digits}f})" if isfinite(low) else ""
+    if not isfinite(low):
+        return ""
+    return f" ({low:+z.{digits}f}, {high:+z.{digits}f})"
 
 
 # ---- metrics
@@ -605,7 +620,7 @@ def metrics_sheet(comparison: Comparison) -> Sheet:
         "tasks": [Cell(_task_names(metric)) for metric in metrics],
         "half": [Cell(metric.half) for metric in metrics],
         "paper's column": [Cell(_paper_column(comparison, metric)) for metric in metrics],
-        "chance": [Cell() if metric.chance is None else Cell(f"{metric.chance:g}") for metric in metrics],
+        "chance": [_number_cell(metric.chance, "g") for metric in metrics],
         "baseline above chance": [_baseline_above_chance_cell(comparison, metric) for metric in metrics],
         "rows above chance": [_rows_above_chance_cell(comparison, metric) for metric in metrics],
         "baseline, inputs shuffled": [_shuffled_cell(comparison, metric) for metric in metrics],
@@ -627,7 +642,9 @@ def _task_names(metric: Metric) -> str:
     if metric.measure in UNITS:
         return names
     *others, last = (name.replace("_", " ") for name in metric.task_metrics)
-    return f"{names} ({', '.join(others)} and {last})" if others else f"{names} ({last})"
+    if others:
+        last = f"{', '.join(others)} and {last}"
+    return f"{names} ({last})"
 
 
 def _paper_column(comparison: Comparison, metric: Metric) -> str:
@@ -652,8 +669,7 @@ def _baseline_answers_cell(comparison: Comparison, metric: Metric) -> Cell:
         _baseline_metric_cell(comparison, metric, name, f" {name.replace('_', ' ')}")
         for name in metric.task_metrics
     ]
-    known = [cell for cell in cells if cell != Cell()]
-    return known[0] if len(known) == 1 else Cell(", ".join(cell.text for cell in known) or MISSING)
+    return Cell(", ".join(cell.text for cell in cells if cell != Cell()) or MISSING)
 
 
 def _baseline_metric_cell(comparison: Comparison, metric: Metric, recorded_metric: str, unit: str) -> Cell:
@@ -666,40 +682,44 @@ def _baseline_metric_cell(comparison: Comparison, metric: Metric, recorded_metri
     runs = comparison.runs_of(comparison.baseline)
     tasks = [run.tasks[task]["metrics"] for run in runs for task in metric.tasks if task in run.tasks]
     known = [metrics[recorded_metric] for metrics in tasks if metrics.get(recorded_metric) is not None]
-    return Cell(f"{mean(known):.1f}{unit}", value=mean(known)) if known else Cell()
+    return _number_cell(mean(known) if known else None, ".1f", unit)
 
 
 def _baseline_above_chance_cell(comparison: Comparison, metric: Metric) -> Cell:
     errors = comparison.standard_errors_above_chance(metric, comparison.canonical_baseline)
-    return Cell() if errors is None else Cell(f"{errors:+z.1f} s.e.")
+    return _number_cell(errors, "+z.1f", " s.e.")
 
 
 def _rows_above_chance_cell(comparison: Comparison, metric: Metric) -> Cell:
-    """Return how many rows are above chance; "none: at chance" if no row is: such a metric still counts."""
-    rows = comparison.rows_above_chance(metric)
-    if rows is None:
+    """Return how many rows are above chance, or "none: at chance". A metric without any still counts."""
+    counts = comparison.rows_above_chance(metric)
+    if counts is None:
         return Cell()
-    above, known = rows
+    above, known = counts
     return Cell(f"{above} of {known}" if above else "none: at chance")
 
 
 def _shuffled_cell(comparison: Comparison, metric: Metric) -> Cell:
     """Return the baseline's score with inputs shuffled between examples, and the share of it that is lost.
 
-    The share is of the score's distance from chance; it is left out where the score is at chance.
+    The share is of the score's distance from chance; it is left out where the score is at chance. Both scores
+    are means over the seeds that have both.
     """
-    runs = comparison.runs_of(comparison.baseline)
-    shuffled = [run.tasks[task].get("shuffled") for run in runs for task in metric.tasks if task in run.tasks]
-    known = [each["score"] for each in shuffled if each is not None and each["score"] is not None]
-    values = comparison.values_by_seed(metric)[comparison.canonical_baseline].values()
-    if not known or not values:
+    values, pairs = comparison.values_by_seed(metric)[comparison.canonical_baseline], []
+    for run in comparison.runs_of(comparison.baseline):
+        known = {task: best["shuffled"] for task, best in run.tasks.items() if best.get("shuffled")}
+        shuffled = metric.value({task: {"metrics": {}, **scores} for task, scores in known.items()})
+        if shuffled is not None and run.seed in values:
+            pairs.append((values[run.seed], shuffled))
+    if not pairs:
         return Cell()
-    score, own, lost = mean(known), mean(values), ""
-    above = comparison.standard_errors_above_chance(metric, comparison.canonical_baseline)
-    is_at_chance = above is not None and above < MIN_ABOVE_CHANCE  # a share of nothing
-    if metric.chance is not None and own != metric.chance and not is_at_chance:
-        lost = f", loses {(own - score) / (own - metric.chance):.0%}"
-    return Cell(f"{score:.{metric.digits}f}{lost}", value=score)
+    score, shuffled = map(mean, zip(*pairs, strict=True))
+    text = f"{shuffled:.{metric.digits}f}"
+    errors = comparison.standard_errors_above_chance(metric, comparison.canonical_baseline)
+    is_at_chance = errors is not None and errors < MIN_ABOVE_CHANCE  # a share of nothing
+    if metric.chance is not None and score != metric.chance and not is_at_chance:
+        text += f", loses {(score - shuffled) / (score - metric.chance):.0%}"
+    return Cell(text, value=shuffled)
 
 
 # ---- losses of denoisers
@@ -710,19 +730,18 @@ def denoisers_sheet(comparison: Comparison) -> Sheet | None:
 
     It has the share of training sequences that this denoiser makes, and its held-out loss.
     """
-    cells: dict[str, list[Cell]] = {"row": [], "denoiser": [], "share of sequences": [], "held-out loss": []}
+    sheet: Sheet = {"row": [], "denoiser": [], "share of sequences": [], "held-out loss": []}
     for row in comparison.trained_rows:
         losses = denoiser_losses(comparison.runs_of(row))
         denoisers = comparison.experiments[row.name].objective.denoisers
         total = sum(denoiser.weight for denoiser in denoisers)
         for denoiser in denoisers:
             if denoiser.name in losses:
-                share = denoiser.weight / total
-                cells["row"].append(Cell(row.label))
-                cells["denoiser"].append(Cell(denoiser.name))
-                cells["share of sequences"].append(Cell(f"{share:.1%}", value=share))
-                cells["held-out loss"].append(score_cell(3, losses[denoiser.name]))
-    return cells if cells["row"] else None
+                sheet["row"].append(Cell(row.label))
+                sheet["denoiser"].append(Cell(denoiser.name))
+                sheet["share of sequences"].append(_number_cell(denoiser.weight / total, ".1%"))
+                sheet["held-out loss"].append(score_cell(3, losses[denoiser.name]))
+    return sheet if sheet["row"] else None
 
 
 # ---- the order of rows
@@ -735,20 +754,19 @@ def order_sheet(comparison: Comparison) -> Sheet | None:
         return None
     return {
         "tasks": [Cell(GROUP_TITLES[group]) for group in known],
-        "rows": [Cell(str(len(order.rows)), value=len(order.rows)) for order in known.values()],
-        "tau": [Cell(f"{order.tau:+z.2f}", value=order.tau) for order in known.values()],
-        "95 % interval": [_interval_cell(order.interval) for order in known.values()],
-        "p": [Cell(f"{order.p:.2g}", value=order.p) for order in known.values()],
-        "a repeat of the paper": [_replication_cell(order.replication) for order in known.values()],
+        "rows": [_number_cell(len(order.rows), "d") for order in known.values()],
+        "tau": [_number_cell(order.tau, TAU) for order in known.values()],
+        "95 % interval": [_interval_cell(order.interval, TAU) for order in known.values()],
+        "p": [_number_cell(order.p, P_VALUE) for order in known.values()],
+        "a repeat of the paper": [_number_cell(order.replication, TAU) for order in known.values()],
     }
 
 
-def _replication_cell(tau: float | None) -> Cell:
-    return Cell() if tau is None else Cell(f"{tau:+.2f}", value=tau)
-
-
-def _interval_cell(interval: tuple[float, float] | None) -> Cell:
-    return Cell() if interval is None else Cell(f"{interval[0]:+z.2f} to {interval[1]:+z.2f}")
+def _interval_cell(interval: tuple[float, float] | None, spec: str) -> Cell:
+    if interval is None:
+        return Cell()
+    low, high = interval
+    return Cell(f"{low:{spec}} to {high:{spec}}")
 
 
 def prediction_sheet(predictions: Mapping[str, Mapping[Group, ScalePrediction]]) -> Sheet:
@@ -761,30 +779,23 @@ def prediction_sheet(predictions: Mapping[str, Mapping[Group, ScalePrediction]])
     return {
         "table": [Cell(table) for table, _, _ in lines],
         "tasks": [Cell(GROUP_TITLES[group]) for _, group, _ in lines],
-        "rows": [Cell(str(len(each.rows)), value=len(each.rows)) for _, _, each in lines],
-        "decision accuracy": [Cell(f"{each.accuracy:.0%}", value=each.accuracy) for _, _, each in lines],
-        "its 95 % interval": [_share_interval_cell(each.accuracy_interval) for _, _, each in lines],
-        "tau": [Cell(f"{each.tau:+z.2f}", value=each.tau) for _, _, each in lines],
-        "its interval": [_interval_cell(each.tau_interval) for _, _, each in lines],
-        "p": [Cell(f"{each.p:.2g}", value=each.p) for _, _, each in lines],
+        "rows": [_number_cell(len(each.rows), "d") for _, _, each in lines],
+        "decision accuracy": [_number_cell(each.accuracy, ".0%") for _, _, each in lines],
+        "its 95 % interval": [_interval_cell(each.accuracy_interval, ".0%") for _, _, each in lines],
+        "tau": [_number_cell(each.tau, TAU) for _, _, each in lines],
+        "its interval": [_interval_cell(each.tau_interval, TAU) for _, _, each in lines],
+        "p": [_number_cell(each.p, P_VALUE) for _, _, each in lines],
     }
 
 
 def brief_prediction_sheet(prediction: Sheet) -> Sheet:
     """Return what 80 columns hold of the sheet of ``prediction_sheet``: the estimates, without intervals."""
-    groups = [SHORT_TITLES.get(cell.text, cell.text) for cell in prediction["tasks"]]
-    return {
-        "table": prediction["table"],
-        "tasks": [Cell(group) for group in groups],
-        "rows": prediction["rows"],
-        "decision accuracy": prediction["decision accuracy"],
-        "tau": prediction["tau"],
-        "p": prediction["p"],
-    }
+    estimates = ("table", "tasks", "rows", "decision accuracy", "tau", "p")
+    return {title: prediction[title] for title in estimates} | {"tasks": _short_titles(prediction["tasks"])}
 
 
-def _share_interval_cell(interval: tuple[float, float] | None) -> Cell:
-    return Cell() if interval is None else Cell(f"{interval[0]:.0%} to {interval[1]:.0%}")
+def _short_titles(groups: Iterable[Cell]) -> list[Cell]:
+    return [Cell(SHORT_TITLES.get(group.text, group.text)) for group in groups]
 
 
 def summary_sheet(comparisons: Sequence[Comparison], verdicts: Sequence[Verdicts]) -> Sheet:
@@ -793,25 +804,21 @@ def summary_sheet(comparisons: Sequence[Comparison], verdicts: Sequence[Verdicts
     Tables are left out that have neither.
     """
     order_titles = ("rows", "tau", "95 % interval", "p", "a repeat of the paper")
-    count_titles = ("claims", "confirmed", "contradicted", "undecided", "not compared")
-    titles = ("table", "tasks", *order_titles, *count_titles, "share confirmed")
+    titles = ("table", "tasks", *order_titles, "claims", *COUNTED, "share confirmed")
     sheet: Sheet = {title: [] for title in titles}
     for comparison, by_group in zip(comparisons, verdicts, strict=True):
-        order = order_sheet(comparison)
+        orders, order = [*comparison.paper_orders], order_sheet(comparison)
         for group, by_budget in by_group.items():
             counts = count_verdicts(by_budget["updates"])
             cells = {"table": Cell(comparison.table.name), "tasks": Cell(GROUP_TITLES[group])}
-            ordered_groups = [cell.text for cell in order["tasks"]] if order else []
-            if order and GROUP_TITLES[group] in ordered_groups:
-                line = ordered_groups.index(GROUP_TITLES[group])
-                cells |= {title: column[line] for title, column in order.items()}
+            if order and group in orders:
+                cells |= {title: column[orders.index(group)] for title, column in order.items()}
             elif not counts.total:
                 continue
             if counts.total:
-                numbers = zip(count_titles, (counts.total, *counts), strict=True)
-                cells |= {title: Cell(f"{number:.0f}", value=number) for title, number in numbers}
-                share = counts.share_confirmed
-                cells["share confirmed"] = Cell(f"{share:.0%}", value=share)
+                for title, number in zip(("claims", *COUNTED), (counts.total, *counts), strict=True):
+                    cells[title] = _number_cell(number, ".0f")
+                cells["share confirmed"] = _number_cell(counts.share_confirmed, ".0%")
             for title in titles:
                 sheet[title].append(cells.get(title, Cell()))
     return sheet
@@ -819,54 +826,53 @@ def summary_sheet(comparisons: Sequence[Comparison], verdicts: Sequence[Verdicts
 
 def brief_summary_sheet(summary: Sheet) -> Sheet:
     """Return what 80 columns hold of the sheet of ``summary_sheet``: tau, its p-value, and decided claims."""
-    groups = [SHORT_TITLES.get(cell.text, cell.text) for cell in summary["tasks"]]
     sheet = {
         "table": summary["table"],
-        "tasks": [Cell(group) for group in groups],
+        "tasks": _short_titles(summary["tasks"]),
         "tau": summary["tau"],
         "p": summary["p"],
         "confirmed": [_out_of(*cells) for cells in zip(summary["confirmed"], summary["claims"], strict=True)],
         "contradicted": summary["contradicted"],
     }
-    return {head: cells for head, cells in sheet.items() if any(cell != Cell() for cell in cells)}
+    return {title: cells for title, cells in sheet.items() if any(cell != Cell() for cell in cells)}
 
 
 def _out_of(part: Cell, whole: Cell) -> Cell:
-    return Cell() if whole == Cell() else Cell(f"{part.text} of {whole.text}", value=part.value)
+    return part if whole == Cell() else part._replace(text=f"{part.text} of {whole.text}")
 
 
 # ---- claims
 
 
 def claims_sheet(verdicts: Verdicts, budget: Budget, mismatched: Collection[str]) -> Sheet | None:
-    """Return each claim and its verdicts by group of metrics, with ≠ if about ``mismatched`` rows.
+    """Return a line per claim, with its verdict by each group of metrics; None without claims.
 
-    None without claims.
+    ≠ marks the claims about ``mismatched`` rows.
     """
     claims = _claims_of(verdicts)
     if not claims:
         return None
     sheet: Sheet = {"claim": [Cell(_claim_text(claim, mismatched)) for claim in claims]}
     if any(claim.z is not None for claim in claims):
-        sheet["z"] = [_z_cell(claim) for claim in claims]
+        sheet["z"] = [_number_cell(claim.z, ".1f") for claim in claims]
     for group, by_budget in verdicts.items():
         sheet[GROUP_TITLES[group]] = [_verdict_cell(verdict) for _, verdict in by_budget[budget]]
     return sheet | {"conclusion": [Cell(claim.conclusion) for claim in claims]}
 
 
 def conclusions_sheet(verdicts: Verdicts, mismatched: Collection[str]) -> Sheet | None:
-    """Return exactly the conclusions of the table's file, with their verdicts; None if there are none."""
-    indices = [index for index, claim in enumerate(_claims_of(verdicts)) if claim.conclusion]
-    if not indices:
+    """Return a line per conclusion of the table's file, with its verdicts; None if there are none."""
+    stated = {index: claim for index, claim in enumerate(_claims_of(verdicts)) if claim.conclusion}
+    if not stated:
         return None
-    claims = [_claims_of(verdicts)[index] for index in indices]
+    claims = stated.values()
     sheet: Sheet = {
         "conclusion": [Cell(claim.conclusion) for claim in claims],
         "claim": [Cell(_claim_text(claim, mismatched)) for claim in claims],
     }
     for group, by_budget in verdicts.items():
         for budget, judged in by_budget.items():
-            words = [judged[index][1].word for index in indices]
+            words = [judged[index][1].word for index in stated]
             title = f"{GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}"
             sheet[title] = [Cell(word, bold=word == "contradicted") for word in words]
     return sheet
@@ -878,26 +884,27 @@ def brief_conclusions(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     Each is judged by the half of the tasks that it is about or, if it is about all, by the main group. Empty
     if any claim of the table is not a conclusion; the report's page lists all claims.
     """
-    claims, group = _claims_of(verdicts) if verdicts else [], comparison.main_group
-    if group is None or not all(claim.conclusion for claim in claims):
+    claims, main_group = _claims_of(verdicts), comparison.main_group
+    if main_group is None or not all(claim.conclusion for claim in claims):
         return []
+    unit = _raw_unit(comparison)
     lines = []
     for index, claim in enumerate(claims):
-        judge = claim.tasks or group  # the half that the claim is about, if it is about one
-        if judge in verdicts:
-            _, verdict = verdicts[judge]["updates"][index]
-            verdict_text = _verdict_cell(verdict).text
-            if verdict.test is not None and (unit := unit_of_raw_differences(comparison)):
-                verdict_text += f" ({unit}, positive: better)"
-            if judge != group:
-                verdict_text += f", by {GROUP_TITLES[judge]}"
+        group = claim.tasks or main_group
+        if group not in verdicts:
+            said = f"no tasks of {GROUP_TITLES[group]} to judge by"
         else:
-            verdict_text = f"no tasks of {GROUP_TITLES[judge]} to judge by"
-        lines.append(f"- {verdict_text}: {claim.conclusion} ({claim.pair})")
+            _, verdict = verdicts[group]["updates"][index]
+            said = _verdict_cell(verdict).text
+            if unit and verdict.test is not None:
+                said += f" ({unit}, positive: better)"
+            if group != main_group:
+                said += f", by {GROUP_TITLES[group]}"
+        lines.append(f"- {said}: {claim.conclusion} ({claim.pair})")
     return lines
 
 
-def unit_of_raw_differences(comparison: Comparison) -> str:
+def _raw_unit(comparison: Comparison) -> str:
     """Return the unit of differences that are not divided by a noise standard deviation; "" if they are.
 
     Only a table that is judged by held-out text has such differences, as long as that deviation is unknown:
@@ -906,8 +913,9 @@ def unit_of_raw_differences(comparison: Comparison) -> str:
     if comparison.main_group != "held-out text":
         return ""
     (metric,) = comparison.judging_metrics
-    is_unknown = comparison.noise_std[metric.name] == UNKNOWN_NOISE
-    return HELD_OUT_UNITS[metric.measure] if is_unknown else ""
+    if comparison.noise_std[metric.name] != UNKNOWN_NOISE:
+        return ""
+    return HELD_OUT_UNITS[metric.measure]
 
 
 def _claims_of(verdicts: Verdicts) -> list[Claim]:
@@ -918,24 +926,18 @@ def _claims_of(verdicts: Verdicts) -> list[Claim]:
 
 def rows_of_claims(verdicts: Verdicts) -> list[Row]:
     """Return the rows that the claims are about."""
-    claims = _claims_of(verdicts) if verdicts else []
-    return [*dict.fromkeys(row for claim in claims for row in (claim.better, claim.worse))]
+    return [*dict.fromkeys(row for claim in _claims_of(verdicts) for row in (claim.better, claim.worse))]
 
 
 def _claim_text(claim: Claim, mismatched: Collection[str]) -> str:
-    mark = "" if claim.names.isdisjoint(mismatched) else f" {MISMATCH}"
-    return f"{claim.pair}{mark}"
-
-
-def _z_cell(claim: Claim) -> Cell:
-    return Cell() if claim.z is None else Cell(f"{claim.z:.1f}", value=claim.z)
+    return claim.pair + _mismatch_mark(claim.names, mismatched)
 
 
 def _verdict_cell(verdict: Verdict) -> Cell:
-    test, number = verdict.test, ""
-    if test is not None:
-        number = f" {test.mean:+z.1f}{interval_text(test.low, test.high, 1)}"
-    return Cell(verdict.word + number, bold=verdict.word == "contradicted")
+    text: str = verdict.word
+    if (test := verdict.test) is not None:
+        text += f" {test.mean:+z.1f}{interval_text(test.low, test.high, 1)}"
+    return Cell(text, bold=verdict.word == "contradicted")
 
 
 def count_verdicts(verdicts: Iterable[tuple[Claim, Verdict]]) -> VerdictCounts:
@@ -953,21 +955,16 @@ def count_verdicts(verdicts: Iterable[tuple[Claim, Verdict]]) -> VerdictCounts:
 def counts_text(counts: VerdictCounts) -> str:
     """Return counts of verdicts as text, with the share that is confirmed of those decided."""
     decided = counts.confirmed + counts.contradicted
-    accuracy = f"{counts.confirmed / decided:.0%} of those decided" if decided else "none decided"
+    share = f"{counts.confirmed / decided:.0%} of those decided" if decided else "none decided"
     digits = 0 if all(float(number).is_integer() for number in counts) else 1
-    words = {
-        "confirmed": counts.confirmed,
-        "contradicted": counts.contradicted,
-        "undecided": counts.undecided,
-        "not compared": counts.uncompared,
-    }
+    numbers = dict(zip(COUNTED, counts, strict=True))
     if not counts.uncompared:
-        del words["not compared"]
-    return ", ".join(f"{number:.{digits}f} {word}" for word, number in words.items()) + f" ({accuracy})"
+        del numbers["not compared"]
+    return ", ".join(f"{number:.{digits}f} {word}" for word, number in numbers.items()) + f" ({share})"
 
 
 def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
-    """Return sentences on verdicts: counts per group and budget, a replication's, power, outlying seeds."""
+    """Return paragraphs on verdicts: their counts, a simulated replication's, power, and outlying seeds."""
     claims = _claims_of(verdicts)
     if not claims:
         return []
@@ -984,22 +981,27 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     main = by_budget["updates"]
     rows = {name for claim in claims for name in claim.names}
     if not rows.isdisjoint(comparison.mismatches):
-        matched = [(c, verdict) for c, verdict in main if c.names.isdisjoint(comparison.mismatches)]
+        matched = [each for each in main if each[0].names.isdisjoint(comparison.mismatches)]
         counts = counts_text(count_verdicts(matched))
         title = f"{GROUP_TITLES[group]}, {BUDGET_TITLES['updates']}"
         lines.append(f"- {title}, not counting claims about rows with {MISMATCH}: {counts}")
-    notes = [f"{_count_text(len(claims))} about these rows:\n\n" + "\n".join(lines)]
-    notes += _conclusion_note(comparison, claims)
-    num_equivalent = sum(verdict.word == "equivalent" for _, verdict in main)
-    if num_equivalent:
+    number = f"{_counted(len(claims), 'claim')} about these rows"
+    if lines:
+        notes = [f"{number}:\n\n" + "\n".join(lines)]
+    else:
+        notes = [f"{number}, judged by tasks that they do not have."]
+    notes += _conclusion_notes(comparison, claims)
+    if num_equivalent := sum(verdict.word == "equivalent" for _, verdict in main):
         margin = f"less than {EQUIVALENCE_MARGIN:.2g} standard deviations of a run apart"
         notes.append(f"{num_equivalent} of the undecided ({GROUP_TITLES[group]}) are equivalent: {margin}.")
-    tested = [(claim, v.test) for claim, v in main if v.test and v.test.degrees_of_freedom]
+    tested = {
+        claim: verdict.test for claim, verdict in main if verdict.test and verdict.test.degrees_of_freedom
+    }
     if tested:
         notes.append(_power_note(comparison, tested, group))
     elif min(len(comparison.runs[name]) for name in rows) < 2:
         note = "A row with one seed decides nothing; train more with --seeds."
-        if unit := unit_of_raw_differences(comparison):
+        if unit := _raw_unit(comparison):
             note += f" Until then differences are in {unit}, positive: better."
         notes.append(note)
     if any(verdict.word == "out of range" for judged in by_budget.values() for _, verdict in judged):
@@ -1007,55 +1009,55 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
             "Out of range: one of the rows was never scored after so little training. A sweep with "
             "`--tuning.branches 0.25 0.5 1.0` scores each row on the way."
         )
-    outliers = comparison.outlying_seeds()
-    if outliers:
+    if outliers := comparison.outlying_seeds():
         names = ", ".join(f"{row} seed {seed}" for row, seed in outliers)
         notes.append(f"Outlying seeds (mean z-score far from the row's others, and counted): {names}.")
     return notes
 
 
-def _conclusion_note(comparison: Comparison, claims: Sequence[Claim]) -> list[str]:
+def _conclusion_notes(comparison: Comparison, claims: Sequence[Claim]) -> list[str]:
     """Return how many conclusions the table's file states and how many lack runs, and what others are."""
-    stated = len(comparison.table.conclusions)
+    stated = comparison.table.conclusions
     if not stated:
         return []
-    judged = sum(bool(claim.conclusion) for claim in claims)
-    untestable = sum(not is_tested(each, comparison.table) for each in comparison.table.conclusions)
-    missing = stated - judged - untestable
-    verb = "waits" if missing == 1 else "wait"
-    waiting = f"; {missing} of them {verb} for runs of both rows" if missing else ""
-    conclusions = "1 conclusion" if stated == 1 else f"{stated} conclusions"
-    others = len(claims) - judged
-    if untestable:
-        waiting += f"; {untestable} cannot be tested here, in columns that our runs do not measure"
-    note = f"The table's file states {conclusions}{waiting}."
-    if others:
-        note += f" The other claims ({others}) are pairs of rows that the paper's own noise tells apart."
+    note = f"The table's file states {_counted(len(stated), 'conclusion')}"
+    num_judged = sum(bool(claim.conclusion) for claim in claims)
+    num_untestable = sum(not is_tested(each, comparison.table) for each in stated)
+    if num_waiting := len(stated) - num_judged - num_untestable:
+        verb = "waits" if num_waiting == 1 else "wait"
+        note += f"; {num_waiting} of them {verb} for runs of both rows"
+    if num_untestable:
+        note += f"; {num_untestable} cannot be tested here, in columns that our runs do not measure"
+    note += "."
+    if num_others := len(claims) - num_judged:
+        note += f" The other claims ({num_others}) are pairs of rows that the paper's own noise tells apart."
     return [note]
 
 
-def _count_text(count: int) -> str:
-    return "1 claim" if count == 1 else f"{count} claims"
+def _counted(count: int, noun: str) -> str:
+    """Return "1 claim" or "3 claims"."""
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _power_note(comparison: Comparison, tested: Sequence[tuple[Claim, PairedTest]], group: Group) -> str:
+def _power_note(comparison: Comparison, tested: Mapping[Claim, PairedTest], group: Group) -> str:
     """Return a sentence on the smallest true difference that the tests of a group find with power POWER.
 
     It is computed as by ``lm power``: the correction for many tests counts all claims of the table, including
     those whose rows have no runs yet.
     """
-    counts = sorted({len(test.by_seed) for _, test in tested})
-    seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    counts = {len(test.by_seed) for test in tested.values()}
+    fewest, most = min(counts), max(counts)
+    seeds = f"{fewest} seeds" if fewest == most else f"{fewest} to {most} seeds"
     noise = measure_noise(comparison, group)
-    smallest = noise.smallest_difference(counts[0])
-    canonical_name = comparison.canonical_name
-    tested_pairs = {(canonical_name(claim.better), canonical_name(claim.worse)) for claim, _ in tested}
+    smallest = noise.smallest_difference(fewest)
+    name = comparison.canonical_name
+    tested_pairs = {(name(claim.better), name(claim.worse)) for claim in tested}
     if len(tested_pairs) == len(noise.pairs):
-        tests = f"{_count_text(len(tested))} of this table"
+        tests = f"{_counted(len(tested), 'claim')} of this table"
     else:
         all_pairs = f"all {len(noise.pairs)} pairs of rows in this table's claims"
         tests = f"{all_pairs} ({len(tested_pairs)} of them tested here)"
-    design = f"With {seeds} seeds per pair and {tests}"
+    design = f"With {seeds} per pair and {tests}"
     if smallest > MAX_DETECTABLE:
         return f"{design} hardly any difference is significant; train more with --seeds."
     return (
@@ -1065,38 +1067,35 @@ def _power_note(comparison: Comparison, tested: Sequence[tuple[Claim, PairedTest
 
 
 def all_claims_note(verdicts: Sequence[Verdicts], comparisons: Sequence[Comparison]) -> str:
-    """Return the mean share of confirmed claims over tables, beside raw counts; "" for one table."""
-    with_claims = [
-        (each, comparison.table)
-        for each, comparison in zip(verdicts, comparisons, strict=True)
-        if _claims_of(each)
-    ]
-    if len(with_claims) < 2:
+    """Return the mean share of confirmed claims over tables, beside raw counts.
+
+    "" if fewer than two tables have claims, or if nothing was scored that these are about.
+    """
+    claimed = [pair for pair in zip(verdicts, comparisons, strict=True) if _claims_of(pair[0])]
+    if len(claimed) < 2:
         return ""
-    lines = []
-    for group in dict.fromkeys(group for each, _ in with_claims for group in each):
+    counts: dict[str, list[VerdictCounts]] = {}  # title -> counts of each table
+    for group in dict.fromkeys(group for by_group, _ in claimed for group in by_group):
         for budget in JUDGED_BUDGETS:
-            counts = [count_verdicts(each[group][budget]) for each, _ in with_claims if group in each]
-            counts = [each for each in counts if each.total]  # a table's claims may all be about other tasks
-            if not counts:
-                continue
-            lines.append(f"- {GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}: {_mean_share_text(counts)}")
-    replications = [simulate_replication(table) for _, table in with_claims]
-    known = [counts for counts in replications if counts.total]
-    if known:
-        lines.append(f"- simulated replication of the paper: {_mean_share_text(known)}")
+            counts[f"{GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}"] = [
+                count_verdicts(by_group[group][budget]) for by_group, _ in claimed if group in by_group
+            ]
+    replications = [simulate_replication(comparison.table) for _, comparison in claimed]
+    counts["simulated replication of the paper"] = replications
+    lines = []
+    for title, by_table in counts.items():
+        if known := [each for each in by_table if each.total]:  # else all claims are about other tasks
+            lines.append(f"- {title}: {_mean_share_text(known)}")
+    if not lines:
+        return ""
     return "Share of a table's claims that are confirmed, as a mean over tables:\n\n" + "\n".join(lines)
 
 
 def _mean_share_text(counts: Sequence[VerdictCounts]) -> str:
     """Return the mean share over tables, each with the same weight, and the counts of all claims."""
     share = mean(each.share_confirmed for each in counts)
-    tables = "1 table" if len(counts) == 1 else f"{len(counts)} tables"
-    return f"{share:.0%} of {tables}; in all {counts_text(_total(counts))}"
-
-
-def _total(counts: Iterable[VerdictCounts]) -> VerdictCounts:
-    return VerdictCounts(*(sum(numbers) for numbers in zip(*counts, strict=True)))
+    total = VerdictCounts(*map(sum, zip(*counts, strict=True)))
+    return f"{share:.0%} of {_counted(len(counts), 'table')}; in all {counts_text(total)}"
 
 
 # ---- other notes
@@ -1105,22 +1104,20 @@ def _total(counts: Iterable[VerdictCounts]) -> VerdictCounts:
 def document_notes(comparison: Comparison) -> list[str]:
     """Return a sentence on the held-out documents whose likelihood is shown; none if there are none."""
     runs = [run for row in comparison.table.rows for run in comparison.runs_of(row)]
-    known = [x for run in runs if (x := run.likelihood()) is not None]
-    sizes = dict.fromkeys((x.tokens, x.words, x.bytes) for x in known)
-    widest = max((x.bits_per_byte_interval for x in known if x.is_bound), default=None)
-    bounds = []
-    if widest is not None:
-        bounds.append(
-            "≤ marks an upper bound: masked diffusion gives a text no probability that could be computed. It "
-            "is estimated from random masks; the 95 % interval of a run's bits per byte is "
-            f"± {widest:.3f} or less."
-        )
-    return [
+    known = [likelihood for run in runs if (likelihood := run.likelihood()) is not None]
+    notes = [
         f"Likelihoods are those of whole held-out documents of {tokens:,} tokens (ends included), {words:,} "
         f"words and {size:,} bytes. Equal time is the training time of the fastest network, without "
         "compilation and evaluation; between evaluations values are interpolated in the logarithm of time."
-        for tokens, words, size in sizes
-    ] + bounds
+        for tokens, words, size in dict.fromkeys((each.tokens, each.words, each.bytes) for each in known)
+    ]
+    if intervals := [each.bits_per_byte_interval for each in known if each.is_bound]:
+        notes.append(
+            "≤ marks an upper bound: masked diffusion gives a text no probability that could be computed. It "
+            "is estimated from random masks; the 95 % interval of a run's bits per byte is "
+            f"± {max(intervals):.3f} or less."
+        )
+    return notes
 
 
 def start_notes(comparison: Comparison) -> list[str]:
@@ -1151,14 +1148,12 @@ def text_notes(comparison: Comparison) -> list[str]:
     runs = [run for row in comparison.trained_rows for run in comparison.runs_of(row)]
     digests: set[str] = set()
     for folder in {folder for run in runs for folder in run.stage_folders().values()}:
-        try:
+        with suppress(SettingError):  # reported with the mismatches
             digests.add(provenance.read(folder)["data"].get("documentation", ""))
-        except SettingError:  # reported with the mismatches
-            continue
     notes = [
         f"Text of {'; '.join(labels)}: {corpus}." for corpus, labels in _other_corpora(comparison).items()
     ]
-    for digest in sorted(filter(None, digests)):
+    for digest in sorted(digests - {""}):
         if digest == "installed":
             notes.append("Text: the documentation of installed packages, which differs by machine.")
         else:
@@ -1178,10 +1173,12 @@ def _other_corpora(comparison: Comparison) -> dict[str, list[str]]:
 
 def undefined_notes(comparison: Comparison) -> list[str]:
     """Return a sentence for each score that is undefined, with the reason."""
-    rows = {row.name: row for row in (*comparison.table.rows, comparison.baseline)}
+    first_rows: dict[str, Row] = {}  # canonical name -> first row of this name; they share their runs
+    for row in (*comparison.table.rows, comparison.baseline):
+        first_rows.setdefault(comparison.canonical_name(row), row)
     return [
         f"{row.label}, seed {run.seed}: {column} is undefined ({task}: {reason}); it is in no mean."
-        for row in rows.values()
+        for row in first_rows.values()
         for run in comparison.runs_of(row)
         for column in run.columns
         for task, reason in run.undefined(column).items()
@@ -1189,15 +1186,18 @@ def undefined_notes(comparison: Comparison) -> list[str]:
 
 
 def mismatch_note(comparison: Comparison) -> str:
-    """Return which rows have other data, code, packages or shared pre-training than most, and which ones."""
+    """Return which runs have other data, code, packages or shared pre-training than most, by what differs."""
     seeds: dict[str, dict[str, list[str]]] = {}  # reason -> row -> its seeds
-    for of_row in comparison.mismatches.values():
-        for mismatch in of_row:
-            of_reason = seeds.setdefault(mismatch.reason, {})
-            of_reason.setdefault(mismatch.row, []).append(str(mismatch.seed))
+    for mismatches in comparison.mismatches.values():
+        for mismatch in mismatches:
+            by_row = seeds.setdefault(mismatch.reason, {})
+            by_row.setdefault(mismatch.row, []).append(str(mismatch.seed))
     lines = []
     for reason, by_row in seeds.items():
-        runs = [f"{row} seed{'s' * (len(own) > 1)} {', '.join(own)}" for row, own in by_row.items()]
+        runs = []
+        for row, numbers in by_row.items():
+            noun = "seed" if len(numbers) == 1 else "seeds"
+            runs.append(f"{row} {noun} {', '.join(numbers)}")
         lines.append(f"\n- {'; '.join(runs)}: {reason}")
     return (
         f"{MISMATCH}: trained with different data, code or packages than most rows, or from other copies of "

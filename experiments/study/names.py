@@ -8,7 +8,7 @@ from lm.config.base import SettingError
 PLAIN_NAME = re.compile(r"[\w.,:=@%+-]+(/[\w.,:=@%+-]+)*", re.ASCII)  # needs no quoting in a shell
 STARTS_FOLDER = "starts"  # of checkpoints that runs start from, in the folder of all runs
 COURSE_FOLDER = "course"  # of the trained models that come along, beside it
-REPORT = "report"  # name of the files of a whole report, without an ending
+REPORT_FILES = ("report", "order")  # names of the files of a whole report, without an ending
 RESERVED_SCALES = ("cache", COURSE_FOLDER, STARTS_FOLDER)  # are folders beside those of scales
 RESERVED_TABLES = ("pretraining", "reports")  # are folders beside those of tables
 
@@ -60,7 +60,7 @@ def file_name(table: str) -> str:
 def check_table_name(name: str, others: Iterable[str]) -> None:
     """Raise SettingError for a table whose files one of ``others``, or a whole report, would overwrite."""
     same = [other for other in others if file_name(other) == file_name(name)]
-    if same or file_name(name) == REPORT:
+    if same or file_name(name) in REPORT_FILES:
         other = f"table {same[0]!r}" if same else "a whole report"
         raise SettingError(
             f"files of table {name!r} would be called as those of {other}; choose another name"

@@ -27,7 +27,9 @@ from experiments.figures import draw
 from experiments.figures.draw import draw_plots
 from experiments.processes import progress
 from experiments.report import report, results
+from experiments.report.comparison import Mismatch
 from experiments.report.figures import axis_values, published_standardized_difference
+from experiments.report.order import scale_prediction
 from experiments.report.overrides import with_override_rows
 from experiments.report.page import prediction_samples
 from experiments.report.results import Ingredient, find_results
@@ -37,6 +39,8 @@ from experiments.report.text import (
     GROUP_TITLES,
     brief_conclusions,
     brief_summary_sheet,
+    prediction_sheet,
+    scores_sheet,
     summary_sheet,
     verdict_sentence,
 )
@@ -456,6 +460,15 @@ def test_the_legend_of_the_terminal_says_what_is_bold():
     for is_best in (True, False):
         legend = report.brief_legend({"row": [Cell("a", bold=True)], "paper's A": [Cell("1", bold=is_best)]})
         assert ("bold: best published score" in legend) == is_best
+
+
+def test_the_legend_of_the_terminal_takes_no_sign_of_a_label_or_a_paper_for_one_of_our_scores():
+    sheet = {"row": [Cell("±1 ▲")], "paper's A": [Cell("1.0 ± 0.2 ▲")], "held-out loss": [Cell("3.0")]}
+    legend = report.brief_legend(sheet)
+    assert "over seeds" not in legend and "significantly" not in legend
+    assert "± of published scores: the interval that the paper prints" in legend
+    legend = report.brief_legend(sheet | {"held-out loss": [Cell("3.0 ± 0.1 ▲")]})
+    assert "±: standard deviation over seeds" in legend and "▲ ▼: significantly better" in legend
 
 
 def test_one_seed_of_a_table_without_claims_decides_nothing_and_that_is_said(restored_registry, tmp_path):
@@ -1223,9 +1236,137 @@ def test_the_ending_of_a_run_imports_nothing_of_reports():
 
 
 def test_the_setup_of_a_baseline_is_told_with_the_settings_given_by_hand():
-    changed = {"pretraining.steps": 7, "tuning.heads": ()}
-    assert "for 7 steps of 32 texts" in report.baseline_setup("t5/1-baseline/baseline", "nano", changed)
-    assert "for 300 steps of 32 texts" in report.baseline_setup("t5/1-baseline/baseline", "nano", {})
+    name = "t5/1-baseline/baseline"
+    for changed, said in (
+        ({"pretraining.steps": 7, "tuning.heads": ()}, "for 7 steps of 32 texts"),
+        ({"pretraining.steps": 0}, "width 64, not pre-trained here, then fine-tuned for 150 steps"),
+        ({}, "for 300 steps of 32 texts"),
+    ):
+        assert said in report.baseline_setup(name, build(name, "nano", changed))
+
+
+def test_the_header_has_the_shape_and_the_steps_of_the_checkpoint_that_runs_started_from(tmp_path):
+    start = {"start.model": "t5-0123", "model.d_model": 32, "pretraining.steps": 0, "start.steps": 0}
+    overrides = start_changes(build(NAMES[0], "nano", start))
+    finish(tmp_path, NAMES[0], 0, 50.0, **overrides)
+    header = written(tmp_path, overrides=overrides)[1].partition("\n## ")[0]
+    assert "layers of width 32, not pre-trained here" in header and "300 steps" not in header
+
+
+def test_a_perplexity_that_is_no_float_is_shown_as_infinite_and_its_report_is_written(
+    restored_registry, tmp_path
+):
+    add_table(make_table("own", "", {"base": GPT | NO_TASKS}))
+    likelihood = {"step": 9, "seconds": 1.0, "nats": 2e3, "tokens": 600, "words": 2, "bytes": 1800}
+    for seed in (0, 1):
+        folder = run_folder(tmp_path, "nano", "own/base", seed, {})
+        save_settings(folder, build("own/base", "nano", {"seed": seed}))
+        values = {"columns": {}, "tasks": {}, "held_out_loss": 3.0, "seconds": 1.0, "tokens": 9}
+        write_result(folder, values | {"likelihoods": [likelihood]})
+    scores = report.write_report(tables_of(find("own")), "nano", tmp_path).tables["own"].sheets[""]
+    assert scores["word perplexity"][0].text == "inf"
+
+
+def test_perplexities_of_longer_texts_are_in_the_order_of_their_lengths(restored_registry, tmp_path):
+    rows = {"base": GPT | NO_TASKS, "wide": GPT | NO_TASKS | {"model.mlp.d_ff": 512}}
+    add_table(make_table("own", "", rows))
+    for key, losses in (("base", {"4": 3.0}), ("wide", {"2": 3.0, "4": 3.0})):
+        folder = run_folder(tmp_path, "nano", f"own/{key}", 0, {})
+        save_settings(folder, build(f"own/{key}", "nano", {"seed": 0}))
+        values = {"columns": {}, "tasks": {}, "held_out_loss": 3.0, "seconds": 1.0, "tokens": 9}
+        write_result(folder, values | {"length_losses": losses})
+    scores = report.write_report(tables_of(find("own")), "nano", tmp_path).tables["own"].sheets[""]
+    assert [head for head in scores if head.startswith("perplexity")] == [
+        "perplexity at 2 ×",
+        "perplexity at 4 ×",
+    ]
+
+
+def test_names_of_files_and_rows_in_notes_are_no_markup_of_the_page(tmp_path):
+    study(tmp_path)
+    phase = run_folder(tmp_path, "nano", NAMES[2], 1, {}) / "finetuning" / "cloze"
+    provenance.record(phase, RECORD | {"code": RECORD["code"] | {"lm/nn/__init__.py": "2"}})
+    page = written(tmp_path)[0].path.with_suffix(".html").read_text()
+    assert "lm/nn/__init__.py none -&gt; 2" in page
+
+
+def test_a_score_that_is_undefined_is_named_once_though_rows_share_its_run(tmp_path):
+    folder = finish(tmp_path, "t5/1-baseline/baseline", 0, 50.0)  # also t5/6-corruption-rate/15
+    finish(tmp_path, NAMES[0], 0, 50.0)
+    scores = parse_with_checksum((folder / "scores.json").read_bytes(), "scores.json")
+    task = {"score": None, "metrics": {"em": None}, "undefined": {"score": "alike", "em": "alike"}}
+    rescore(folder, columns={"SQuAD": None}, tasks={"cloze": scores["tasks"]["cloze"] | task})
+    assert written(tmp_path)[1].count("SQuAD is undefined (cloze: alike)") == 1
+
+
+def test_one_seed_of_a_row_and_of_a_baseline_in_another_table_decides_nothing(restored_registry, tmp_path):
+    add_table(make_table("first", "", {"base": GPT | NO_TASKS}))
+    wide = GPT | NO_TASKS | {"model.mlp.d_ff": 512}
+    add_table(make_table("second", "", {"wide": wide}, baseline="first/base"))
+    for name in ("first/base", "second/wide"):
+        folder = run_folder(tmp_path, "nano", name, 0, {})
+        save_settings(folder, build(name, "nano", {"seed": 0}))
+        write_result(folder, {"columns": {}, "tasks": {}, "held_out_loss": 3.0, "seconds": 1.0, "tokens": 9})
+    table = report.write_report(tables_of(find("second")), "nano", tmp_path).tables["second"]
+    said = verdict_sentence(table.comparison, table.verdicts)
+    assert said == "One seed decides nothing: train more with --seeds."
+
+
+def test_two_rows_of_one_label_are_not_named_by_the_key_or_the_sign_of_one_of_them(
+    restored_registry, tmp_path
+):
+    given = of_a_paper() | {"conclusions": (Conclusion("better", "base", "more is better"),)}
+    same = {key: Published("as printed", {"PPL": LOSSES[key]}) for key in ("better", "worse")}
+    made = without_tasks(tmp_path, **given | {"published": same})
+    assert "| as printed |" in made.path.read_text() and "as printed (better)" not in made.path.read_text()
+    comparison = made.tables["own"].comparison
+    comparison.mismatches = {"own/worse": [Mismatch("own/worse", 0, "other code")]}
+    shown = [cell.text for cell in scores_sheet(comparison)["row"]]
+    assert shown == ["base", "as printed", "as printed ≠", "same", "masked"]
+
+
+def test_a_scale_that_is_none_is_refused_before_anything_is_drawn(tmp_path):
+    study(tmp_path)
+    with pytest.raises(SettingError, match="--against nani should be a scale .*nano"):
+        report.write_report(RATES, "nano", tmp_path, against="nani")
+    assert not (tmp_path / "nano" / "reports").exists()
+
+
+def test_the_command_that_trains_missing_runs_is_said_to_be_of_one_table_of_several(tmp_path):
+    with pytest.raises(SettingError, match="train the first table with lm sweep t5/6-corruption-rate -"):
+        report.write_report([*RATES, *tables_of(find("t5/8-*"))], "nano", tmp_path)
+
+
+def test_rows_of_equal_scores_have_no_tau(tmp_path):
+    tied = scale_prediction({"a": {0: 1.0}, "b": {0: 1.0}}, {"a": {0: 1.0}, "b": {0: 2.0}})
+    assert prediction_sheet({"own": {"reading": tied}})["tau"] == [Cell()]
+
+
+def test_brackets_in_labels_and_conclusions_are_no_markup_of_the_terminal(
+    restored_registry, tmp_path, capsys
+):
+    conclusions = (Conclusion("better", "base", "a [mask] is better"),)
+    labels = {"base": Published("as printed [/x]", {}), "masked": Published("sees [all]", {})}
+    given = of_a_paper() | {"conclusions": conclusions, "published": labels, "columns": ()}
+    without_tasks(tmp_path, **given)
+    report.print_report(tables_of(find("own")), "nano", [str(tmp_path)])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "a [mask] is better" in printed
+    assert "Not comparable in held-out loss with as printed [/x]" in printed and ": sees [all]." in printed
+
+
+def test_an_interruption_of_a_watched_report_whose_page_was_deleted_ends_it_without_an_error(
+    tmp_path, monkeypatch
+):
+    said, page = [], study(tmp_path) / "nano/reports/t5-6-corruption-rate/report.html"
+
+    def sleep(seconds):
+        page.unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    report.watch(RATES, "nano", tmp_path, said.append)
+    assert said[-1] == "no longer watching"
 
 
 def test_a_run_of_two_codes_is_not_what_it_is_compared_with():

@@ -10,7 +10,7 @@ from experiments.cli.power import power
 from experiments.figures.draw import draw_plots
 from experiments.report import report, text
 from experiments.report.comparison import Comparison, Mismatch, share_noise, typical_noise
-from experiments.report.export import report_data, table_data
+from experiments.report.export import report_data, sheet_csv, table_data
 from experiments.report.figures import table_figures
 from experiments.report.latex import claims_table
 from experiments.report.metrics import (
@@ -158,6 +158,38 @@ def test_a_conclusion_about_one_half_of_the_tasks_is_judged_by_that_half_alone(t
     assert text.brief_conclusions(comparison, comparison.verdicts()) == [], (
         "the paper's claims are on the page"
     )
+
+
+def test_claims_about_tasks_that_were_not_scored_are_counted_and_head_no_empty_list(tmp_path):
+    comparison = study(tmp_path)  # whose tasks are all of reading
+    claim = Conclusion("bert-style", "prefix-lm", "it writes whole sentences", tasks="language")
+    table = replace(TABLE, paper=None, columns=(), conclusions=(claim,))
+    judged = Comparison(table, comparison.runs, comparison.experiments, pytest.fail)
+    verdicts = judged.verdicts()
+    first, *_ = text.claims_notes(judged, verdicts)
+    assert first == "1 claim about these rows, judged by tasks that they do not have."
+    assert text.all_claims_note([verdicts, verdicts], [judged, judged]) == ""
+
+
+def test_the_loss_by_shuffled_inputs_is_that_of_the_seeds_that_were_scored_with_them(tmp_path):
+    comparison = study(tmp_path, seeds=2)
+    first, second = comparison.runs[BASE]
+
+    def scored(one: Result, score: float, **more) -> Result:
+        cloze = one.tasks["cloze"] | {"score": score, "metrics": {"bits_above_chance": score}, **more}
+        return replace(one, tasks={**one.tasks, "cloze": cloze})
+
+    runs = [scored(first, 4.0, shuffled={"score": 1.0, "rows": 9}), scored(second, 6.0)]
+    judged = Comparison(TABLE, comparison.runs | {BASE: runs}, comparison.experiments, lambda line: None)
+    cell = text.metrics_sheet(judged)["baseline, inputs shuffled"][0]
+    assert cell.text == "1.000, loses 75%"
+
+
+def test_the_csv_of_a_table_has_the_step_at_which_all_seeds_left_the_plateau_as_a_number(tmp_path):
+    stuck, late = {"exit_step": None}, {"exit_step": 1500}
+    sheet = text.scores_sheet(study(tmp_path, prefix_lm=late, bert_style=stuck))
+    lines = sheet_csv({head: sheet[head] for head in ("row", "left plateau at step")}).splitlines()
+    assert lines[1:3] == [f"{sheet['row'][0].text},1500", f'"{sheet["row"][1].text}",5 of 5 not left']
 
 
 def test_rows_alike_are_undecided_or_equivalent(tmp_path):
@@ -887,7 +919,7 @@ def test_conclusions_in_columns_that_are_not_measured_do_not_wait_for_runs(tmp_p
     told = Conclusion("bert-style", "prefix-lm", "it translates better", column="EnDe")
     waiting = Conclusion("bert-style", "deshuffling", "it reads better")
     table = replace(TABLE, columns=("GLUE",), conclusions=(told, waiting))
-    note = text._conclusion_note(Comparison(table, comparison.runs, {}, pytest.fail), [])[0]
+    note = text._conclusion_notes(Comparison(table, comparison.runs, {}, pytest.fail), [])[0]
     assert "states 2 conclusions; 1 of them waits for runs" in note and "1 cannot be tested here" in note
 
 

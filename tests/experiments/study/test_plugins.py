@@ -450,6 +450,7 @@ def test_a_row_whose_folder_would_be_elsewhere_or_anothers_is_refused(table, row
         "from experiments.study.registry import REGISTRY\nfrom dataclasses import replace\n"
         "REGISTRY['a/b'] = replace(REGISTRY['gpt/base'], name='a/../../b')\n",
         IMPORTS + "add_table(make_table('report', '', {'a': {}}))\n",
+        IMPORTS + "add_table(make_table('order', '', {'a': {}}))\n",
         IMPORTS + "add_table(make_table('t5-1/baseline', '', {'a': {}}))\n",
     ],
 )
