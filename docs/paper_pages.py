@@ -47,9 +47,10 @@ HEAD = """## Tables
 The column *changes* shows the settings at scale `base`; all others are those of the paper's setup. At
 `mini`, a factor such as (x 2) multiplies the value of that scale. In the paper's scores, † marks those
 that we read second hand and ? those that we may have misread; ± is the half width of an interval that
-the paper prints. z is the mean z-score of our runs: the difference from the baseline in deviations of a
-replication, ± its deviation over seeds. For tables judged by tasks, z and the verdicts are of the tasks
-that need their input; [the study](../study.md#what-came-out-at-mini) has those on language. Both are
+the paper prints. z is the mean z-score of our runs: the difference from the baseline in [standard
+deviations of a run](../words.md#words-of-this-project), ± its deviation over seeds. For tables judged by
+tasks, z and the verdicts are of the tasks that need their input; [the
+study](../study.md#what-came-out-at-mini) has those on language. Both are
 empty until these runs are published."""
 CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 

@@ -95,10 +95,10 @@ with the probability of the right answer: 0 is that of a guess. A model that is 
 below 0, even if it ranks most of the right ones first. Held-out loss is compared only where objective, kind \
 of model, text, vocabulary and sequence length are the baseline's (else: different targets, and * behind the \
 score)."""
-ABOUT_PAPER = """The paper's column of the same kind is printed beside ours, with the paper's own marks (two \
-standard deviations of its baseline). The tasks differ, so compare only the order of rows. † marks scores \
-from a secondary source, and ? those that may have been misread. ± behind a published score is the interval \
-that the paper prints."""
+ABOUT_PAPER = """The paper's column of the same kind is printed beside ours. Its best score is bold, and so \
+is each score within two standard deviations (of the paper's baseline) of the best. The tasks differ, so \
+compare only the order of rows. † marks scores from a secondary source, and ? those that may have been \
+misread. ± behind a published score is the interval that the paper prints."""
 START_VERDICTS: dict[BaselineVerdict, str] = {  # what follows a row's gain over the start alone
     "better": "",
     "worse": ", worse",

@@ -339,7 +339,8 @@ def test_the_course_has_the_perplexities_of_the_road():
     perplexity = dict(re.findall(r"\| `([\w-]+)` \| [^|]+ \| ([\d,]+)", section))
     words = " ".join(course.split())
     assert f"a perplexity of {perplexity['5-gram']} per word" in words
-    assert f"the Transformer {perplexity['transformer']} and two layers of LSTM {perplexity['lstm-2']}," in words
+    decoder, lstm = perplexity["transformer"], perplexity["lstm-2"]
+    assert f"the Transformer {decoder} and two layers of LSTM {lstm}," in words
 
 
 def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():
