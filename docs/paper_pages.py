@@ -55,7 +55,7 @@ empty until these runs are published."""
 CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 
 This page compares the conclusions of the papers with our runs at scale `mini`: about 10^13 FLOP of
-pre-training each (FLOP_RANGE), on one core, with three seeds or five. A conclusion is *confirmed* if its
+pre-training each (FLOP_RANGE), on one core, with one to five seeds. A conclusion is *confirmed* if its
 two rows differ significantly, over seeds and examples, in the paper's direction, *contradicted* if they
 differ in the opposite one, and otherwise *undecided*; *equivalent* rows, which differ by less than the
 paper could distinguish, count among the undecided, and so do rows that have learned no more than how

@@ -46,6 +46,7 @@ PUBLISHED = {
     "mini-t5-12": "t5/12-multi-task",
     "mini-start": "start",
     "mini-glu": "glu/1-perplexity",
+    "mini-narang": "narang/1-modifications",
     "mini-diffusion": "now/4-diffusion",
     "mini-diffusion-budgets": "now/4-diffusion-budgets",
     "mini-diffusion-rates": "now/4-diffusion-rates",
@@ -218,20 +219,26 @@ def test_the_readme_counts_the_verdicts_on_t5s_conclusions_by_each_half_of_the_t
     assert due in " ".join((ROOT / "README.md").read_text("utf-8").split())
 
 
+def p_text(p):
+    return f"{round(p, 3):g}" if round(p, 3) else "< 0.001"
+
+
 def test_the_readme_shows_tau_of_each_table_as_its_report_has_it():
     readme = (ROOT / "README.md").read_text("utf-8")
     files = [RESULTS, *sorted(RESULTS.parent.glob("mini-t5-*.json"))]
-    files += [RESULTS.with_name(f"{name}.json") for name in ("mini-glu", "mini-8x-objective")]
+    files += [RESULTS.with_name(f"{name}.json") for name in ("mini-glu", "mini-narang", "mini-8x-objective")]
     tables = [(file, *item) for file in files for item in read_tables(file).items() if item[1]["order"]]
-    assert len(re.findall(r"(?m)^\|.* \(p [\d.]+\) \|", readme)) == len(tables)
+    assert len(re.findall(r"(?m)^\|.* \(p (?:< )?[\d.]+\) \|", readme)) == len(tables)
     for file, name, table in tables:
         number = re.search(r"\d+", name.partition("/")[2])[0]
-        cells = [
-            f"{order['tau']:.2f} (p {round(order['p'], 3):g})"
-            for group, order in table["order"].items()
-            if group != "both"
-        ]
-        start = f"T5's Table {number}, {len(table['rows'])} " if name.startswith("t5/") else "[Shazeer 2020]"
+        orders = [order for group, order in table["order"].items() if group != "both"]
+        cells = [f"{order['tau']:.2f} (p {p_text(order['p'])})" for order in orders]
+        starts = {
+            "t5": f"T5's Table {number}, {len(table['rows'])} ",
+            "glu": "[Shazeer 2020]",
+            "narang": "[Narang et al. 2021]",
+        }
+        start = starts[name.partition("/")[0]]
         (line,) = [
             line
             for line in readme.splitlines()
