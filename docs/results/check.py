@@ -727,7 +727,8 @@ def check_order(check: Check, table: Table) -> None:
         for row in means:
             combined = table.combined(table.experiment[row], group) if row in table.experiment else {}
             if combined and table.left_plateau(table.experiment[row]):
-                ours[row] = float(np.mean([*combined.values()]))
+                # means that agree up to rounding are tied
+                ours[row] = float(np.round(np.mean([*combined.values()]), 9))
         order = table.data["order"].get(group)
         what = f"{table.name}: order, {group}"
         if len(ours) < 3:
@@ -991,7 +992,7 @@ def check_prediction(check: Check, report: Mapping[str, Any], other: Mapping[str
         for group, said in by_group.items():
             x, y = (
                 [
-                    float(np.mean([*each["tables"][name]["rows"][row]["combined"][group].values()]))
+                    round(float(np.mean([*each["tables"][name]["rows"][row]["combined"][group].values()])), 9)
                     for row in said["rows"]
                 ]
                 for each in (report, other)

@@ -16,6 +16,7 @@ from experiments.study.claims import has_noise, published_means, simulate_publis
 from experiments.study.table import Table
 
 MIN_ROWS = 3  # fewest rows whose order is compared with the paper's; two scales are compared from two rows on
+DECIMALS = 9  # of mean scores [standard deviations of a run], so that those equal up to rounding are tied
 RANDOM_ORDERS = 100_000  # with ties, the number of orders that are drawn where there are more (9! = 362,880)
 ORDERS_AT_ONCE = 1_000  # how many of them are held in memory
 SeedScores = Mapping[str, Mapping[int, float]]  # row -> seed -> score
@@ -119,7 +120,7 @@ def paper_order(
     rows = tuple(name for name in published if name in scores)
     if len(rows) < MIN_ROWS:
         return None
-    ours = np.array([scores[name] for name in rows])
+    ours = np.round([scores[name] for name in rows], DECIMALS)
     theirs = np.array([published[name] for name in rows])
     if min(len(np.unique(ours)), len(np.unique(theirs))) == 1:
         return None
@@ -147,8 +148,8 @@ def scale_prediction(smaller: SeedScores, larger: SeedScores) -> ScalePrediction
     rows = tuple(name for name in smaller if smaller[name] and larger.get(name))
     if len(rows) < 2:
         return None
-    x = np.array([fmean(smaller[name].values()) for name in rows])
-    y = np.array([fmean(larger[name].values()) for name in rows])
+    x = np.round([fmean(smaller[name].values()) for name in rows], DECIMALS)
+    y = np.round([fmean(larger[name].values()) for name in rows], DECIMALS)
     accuracy_interval = tau_interval = None
     drawn_x, drawn_y = _resampled_means(smaller, rows), _resampled_means(larger, rows)
     if drawn_x is not None and drawn_y is not None:

@@ -130,7 +130,7 @@ def assert_equal_but_for_rounding(made, published, place=""):
         assert len(made) == len(published), place
         for one, other in zip(made, published, strict=True):
             assert_equal_but_for_rounding(one, other, place)
-    elif place.endswith("/bca"):
+    elif place.endswith("/bca") and published is not None:
         assert math.isfinite(made), place
     elif isinstance(made, float):
         assert made == pytest.approx(published, rel=1e-9, abs=1e-11), place

@@ -136,6 +136,14 @@ def test_rows_that_are_all_tied_have_no_order(published_scores, scores):
     assert paper_order(table, ours, None) is None
 
 
+def test_scores_that_are_equal_up_to_rounding_are_tied():
+    paper = Paper("P", "P 2026", (Column("a", ""),))
+    published = {key: Published(key, {"a": a}) for key, a in zip("xyz", (1, 2, 3), strict=True)}
+    table = make_table("nearly", "", {key: {} for key in "xyz"}, paper=paper, published=published)
+    ours = dict(zip(("nearly/x", "nearly/y", "nearly/z"), (0.1 + 0.2, 0.3, 0.5), strict=True))
+    assert paper_order(table, ours, None).tau == pytest.approx(2 / 6**0.5)  # 2 of 3 pairs; one is tied
+
+
 def test_decision_accuracy_is_the_share_of_pairs_in_the_same_order_and_a_tie_counts_half():
     assert decision_accuracy(np.array([1, 2, 3]), np.array([1, 3, 2])) == pytest.approx(2 / 3)
     assert decision_accuracy(np.array([1, 1, 3]), np.array([1, 2, 3])) == pytest.approx(2.5 / 3)
