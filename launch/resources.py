@@ -1,4 +1,4 @@
-"""What the launcher has in the cloud now: listed, and deleted whatever it is doing."""
+"""Lists what the launcher has in the cloud now, and deletes it whatever it is doing."""
 
 from collections.abc import Sequence
 

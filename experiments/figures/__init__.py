@@ -46,7 +46,7 @@ FIGURES = {
     ),
     "attention": FigureEntry(
         f"{TRAINED}:HeadsFigure",
-        "Where the heads that attend most sharply look.",
+        "Where the heads with the sharpest attention look.",
         f"{WITH_TEXT} [--heads N]",
     ),
     "sinusoids": FigureEntry(

@@ -16,7 +16,7 @@ from experiments.study.claims import has_noise, published_means, simulate_publis
 from experiments.study.table import Table
 
 MIN_ROWS = 3  # fewest rows whose order is compared with the paper's; two scales are compared from two rows on
-DECIMALS = 9  # of mean scores [standard deviations of a run], so that those equal up to rounding are tied
+DECIMALS = 9  # of scores that are compared: scores that are equal up to rounding are tied
 RANDOM_ORDERS = 100_000  # with ties, the number of orders that are drawn where there are more (9! = 362,880)
 ORDERS_AT_ONCE = 1_000  # how many of them are held in memory
 SeedScores = Mapping[str, Mapping[int, float]]  # row -> seed -> score
@@ -70,8 +70,9 @@ def decision_accuracy(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def _pair_signs(x: np.ndarray) -> np.ndarray:
     """Return 1, 0 or -1 for each pair i < j: the sign of x_i - x_j; [..., N] -> [..., N (N - 1) / 2]."""
-    first, second = np.triu_indices(np.shape(x)[-1], 1)
-    return np.sign(np.asarray(x)[..., first] - np.asarray(x)[..., second])
+    x = np.round(x, DECIMALS)
+    first, second = np.triu_indices(x.shape[-1], 1)
+    return np.sign(x[..., first] - x[..., second])
 
 
 def tau_p_value(x: np.ndarray, y: np.ndarray) -> float:
@@ -85,7 +86,7 @@ def tau_p_value(x: np.ndarray, y: np.ndarray) -> float:
 
     if np.isnan(kendall_tau(x, y)):
         return 1.0
-    if len(np.unique(x)) == len(np.unique(y)) == len(x):
+    if _pair_signs(x).all() and _pair_signs(y).all():  # without ties
         return float(kendalltau(x, y, method="exact").pvalue)
     test = permutation_test(
         (y,),
@@ -120,9 +121,10 @@ def paper_order(
     rows = tuple(name for name in published if name in scores)
     if len(rows) < MIN_ROWS:
         return None
-    ours = np.round([scores[name] for name in rows], DECIMALS)
+    ours = np.array([scores[name] for name in rows])
     theirs = np.array([published[name] for name in rows])
-    if min(len(np.unique(ours)), len(np.unique(theirs))) == 1:
+    tau = float(kendall_tau(ours, theirs))
+    if np.isnan(tau):
         return None
     interval = None
     if resampled is not None:
@@ -132,9 +134,7 @@ def paper_order(
         published_rows = [row for row in table.rows if row.name in rows]
         replicated = simulate_published_means(published_rows, table).T
         replication = float(kendall_tau(replicated, theirs).mean())
-    return PaperOrder(
-        rows, float(kendall_tau(ours, theirs)), tau_p_value(ours, theirs), interval, replication
-    )
+    return PaperOrder(rows, tau, tau_p_value(ours, theirs), interval, replication)
 
 
 def scale_prediction(smaller: SeedScores, larger: SeedScores) -> ScalePrediction | None:
@@ -148,8 +148,8 @@ def scale_prediction(smaller: SeedScores, larger: SeedScores) -> ScalePrediction
     rows = tuple(name for name in smaller if smaller[name] and larger.get(name))
     if len(rows) < 2:
         return None
-    x = np.round([fmean(smaller[name].values()) for name in rows], DECIMALS)
-    y = np.round([fmean(larger[name].values()) for name in rows], DECIMALS)
+    x = np.array([fmean(smaller[name].values()) for name in rows])
+    y = np.array([fmean(larger[name].values()) for name in rows])
     accuracy_interval = tau_interval = None
     drawn_x, drawn_y = _resampled_means(smaller, rows), _resampled_means(larger, rows)
     if drawn_x is not None and drawn_y is not None:

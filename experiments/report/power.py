@@ -79,8 +79,8 @@ class Noise:
     def seeds_to_find(self, difference: float) -> int | None:
         """Return the fewest seeds per row with which tests find a difference with probability POWER.
 
-        The simulation blurs it: of 50 seeds by a few. None if MAX_SEEDS do not suffice: more seeds do not
-        reduce the noise of the examples.
+        Tests are simulated, so a number such as 50 may be a few too high or too low. None if MAX_SEEDS do not
+        suffice: more seeds do not reduce the noise of the examples.
         """
         most = 2
         while self.smallest_difference(most) > difference:

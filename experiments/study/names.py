@@ -1,4 +1,4 @@
-"""Which names rows, tables, scales and tasks may have: they become names of folders and files."""
+"""Checks names of rows, tables, scales and tasks, which become names of folders and files."""
 
 import re
 from collections.abc import Iterable

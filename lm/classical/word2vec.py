@@ -106,8 +106,8 @@ def join_documents(documents: Sequence[np.ndarray], vocab_size: int) -> tuple[np
         raise SettingError(
             f"word {wrong} of the text should be in 0..{vocab_size - 1}, the rows of the tables"
         )
-    numbers = np.repeat(np.arange(len(documents), dtype=np.int32), [len(ids) for ids in documents])
-    return words.astype(np.int32), numbers
+    document_of_word = np.repeat(np.arange(len(documents), dtype=np.int32), [len(ids) for ids in documents])
+    return words.astype(np.int32), document_of_word
 
 
 def pad_text(words: np.ndarray, documents: np.ndarray, window: int, length: int) -> PaddedText:

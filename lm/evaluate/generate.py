@@ -116,7 +116,7 @@ def _first_logits(model, batch, max_length):
     """Prefill the cache with the prompts.
 
     Returns the logits [B,V] of the first token, the cache for the others, and which rows are all padding,
-    bool [B]. Raises SettingError if the answers would go on behind the last position.
+    bool [B]. Raises SettingError if prompts, with their padding, and answers exceed the last position.
     """
     side = batch.side("encoder" if model.config.has_encoder else "decoder")
     tokens = side.tokens
@@ -136,7 +136,7 @@ def _first_logits(model, batch, max_length):
     if model.config.has_max_length and length > longest:
         raise SettingError(
             f"prompts and answers of {max_length} tokens need {length} positions and have "
-            f"model.positions.max_length={longest}: shorten either"
+            f"model.positions.max_length={longest}: shorten either, or the padding of the prompts"
         )
     logits, cache = model.prefill(batch, length)
     return logits, cache, ~(segments > 0).any(-1)

@@ -34,7 +34,7 @@ from lm.nn.ensemble import Ensemble
 from lm.tokenizers.tokenizer import Tokenizer
 
 TokenIds = Sequence[int] | np.ndarray
-MAX_CANDIDATES = 2**31  # no limit: of a context, unlike its length
+MAX_CANDIDATES = 2**31  # a context may have any number of candidates; only lengths are limited
 # A rough count of the vectors [d_model] that a token's activations take in memory, beside its logits.
 HIDDEN_VECTORS_PER_TOKEN = 16
 Request = tuple[TokenIds, TokenIds]  # a context and its continuation, which is scored
@@ -245,7 +245,8 @@ def _make_rows(
         what = "an encoder-decoder needs it" if config.has_encoder else "a text without a context needs it"
         raise SettingError(f"model.special.start=None: {what}, to give its first token a probability")
     encoder = context if config.has_encoder else ()
-    num_read = max([0, *(len(candidate) - 1 for candidate in candidates)])  # the last token is not read
+    targets_length = max(map(len, candidates), default=0)
+    num_read = max(targets_length - 1, 0)  # the last token is not read
     check_length(config, max(len(encoder), len(prompt) + num_read))
     yield _Row(encoder, prompt, candidates, request=request)
 
