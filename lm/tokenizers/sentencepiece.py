@@ -355,11 +355,13 @@ def train_sentencepiece(
     suit the text.
     """
     model = io.BytesIO()
+    # read before training: the trainer would report any error of the texts as one of its own
+    lines = [*first_lines(texts, size * TRAINING_CHARACTERS_PER_TOKEN)]
     num_bytes = 256 if unknown == "bytes" else 0
     has_room = size - num_bytes >= MIN_PIECES_PER_REQUIRED_CHARACTER * len(REQUIRED_CHARACTERS)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=first_lines(texts, size * TRAINING_CHARACTERS_PER_TOKEN),
+            sentence_iterator=iter(lines),
             model_writer=model,
             model_type=kind,
             vocab_size=size,

@@ -28,7 +28,8 @@ Layout = Literal["ended", "start-delim-extract"]
 SpecialTokenStyle = Literal["bert", "t5", "bart"]
 TOKENIZER_ALGORITHMS: tuple[TokenizerAlgorithm, ...] = get_args(TokenizerAlgorithm)
 SENTENCE_ENDINGS = (".", "?", "!")
-PROMPT_TOKEN = re.compile(r"\[MASK\]|<extra_id_(\d{1,9})>")  # the special tokens that a prompt may name
+# the special tokens that a prompt may name
+PROMPT_TOKEN = re.compile(r"\[MASK\]|<extra_id_(0|[1-9][0-9]{0,8})>")
 
 
 class BoundaryTokens(NamedTuple):

@@ -1,9 +1,9 @@
 """WordPiece tokenizers [Schuster and Nakajima 2012]: X begins a word, ##X continues one.
 
 Each word is split greedily into the longest pieces from left to right, as in BERT. A word is everything
-between two spaces, punctuation included (BERT's tokenizer also splits at punctuation), so that decoding
-gives the text back, normalised as NFKC does, except that ``##`` within it comes back as ``# #``. A word
-with a character that the vocabulary lacks becomes one [UNK].
+between two spaces, punctuation included (BERT's tokenizer also splits at punctuation). So decoding gives the
+text back, normalised by NFKC, except that each ``#`` of several in a row comes back as a word. A word of more
+than MAX_WORD_LENGTH characters, or with a character that the vocabulary lacks, becomes one [UNK].
 """
 
 import functools
@@ -34,7 +34,7 @@ CONTINUATION_PREFIX = "##"
 SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1, 2
 # share of the text that the characters with tokens make up; as in SentencePiece
 CHARACTER_COVERAGE = 0.9995
-MAX_WORD_LENGTH = 100  # a longer one is [UNK], as in BERT [characters]
+MAX_WORD_LENGTH = 100  # as in BERT [characters]
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ class WordPieceTokenizer(TrainedTokenizer):
 
     def _encode_rest_of_word(self, word: str) -> list[int]:
         """Return the ids of text that continues a word, split greedily into the longest ##X; else [UNK]."""
+        if len(word) > MAX_WORD_LENGTH:
+            return [UNK]
         ids, start = list[int](), 0
         while start < len(word):
             for end in range(len(word), start, -1):

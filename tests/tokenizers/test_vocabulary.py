@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from texts import TEXTS
 
-from lm.config.base import SettingError
+from lm.config.base import DataError, SettingError
 from lm.data.corpus.sampler import CorpusSampler
 from lm.data.corpus.token_cache import in_memory_corpus
 from lm.data.pretraining import pretraining_rows
@@ -18,6 +18,7 @@ from lm.tokenizers import sentencepiece as vocabularies
 from lm.tokenizers.huggingface import load_tokenizer
 from lm.tokenizers.sentencepiece import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
 from lm.tokenizers.tokenizer import EOS, METASPACE, PAD, UNK
+from lm.tokenizers.wordpiece import train_wordpiece
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +152,24 @@ def test_a_size_that_does_not_suit_the_text_is_refused(texts, size, mend, tmp_pa
     with pytest.raises(SettingError, match=f"data.vocabulary_size={size}.*{mend}"):
         train_sentencepiece(texts, size, tmp_path / "no.model")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("train", [train_sentencepiece, train_wordpiece])
+@pytest.mark.parametrize("error", [DataError("record 7 is damaged"), KeyboardInterrupt("stopped")])
+def test_an_error_of_the_texts_is_not_blamed_on_the_size(train, error, tmp_path):
+    def texts():
+        yield from TEXTS
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        train(texts(), 1_000, tmp_path / "no.model")
+
+
+def test_a_prompt_names_a_sentinel_as_decoding_writes_it():
+    vocabulary = ByteTokenizer(20)
+    assert vocabulary.encode_prompt("<extra_id_10>") == [vocabulary.sentinel(10)]
+    for other in ("<extra_id_01>", "<extra_id_\N{ARABIC-INDIC DIGIT THREE}>"):
+        assert vocabulary.encode_prompt(other) == vocabulary.encode(other)
 
 
 def test_a_model_that_is_missing_or_no_model_is_refused(tmp_path):

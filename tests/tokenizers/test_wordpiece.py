@@ -73,6 +73,14 @@ def test_a_word_with_an_unknown_character_is_one_unknown_token_and_the_rest_stay
     assert vocabulary.encode("a" * 101) == [UNK] and UNK not in vocabulary.encode("a" * 100)
 
 
+@pytest.mark.parametrize("length", [wordpiece.MAX_WORD_LENGTH, wordpiece.MAX_WORD_LENGTH + 1])
+def test_a_word_that_is_too_long_is_unknown_also_after_a_mask(length, vocabulary):
+    word = "o" * length
+    is_unknown = length > wordpiece.MAX_WORD_LENGTH
+    assert (vocabulary.encode(word) == [UNK]) == is_unknown
+    assert (vocabulary.encode_continuation(f"{word} fox") == [UNK, *vocabulary.encode("fox")]) == is_unknown
+
+
 def test_special_tokens_are_no_text_wherever_a_text_spells_them(vocabulary):
     for spelled in ("</s>", "[PAD]", "<extra_id_0>", "##x", "## x", "####"):
         assert {*vocabulary.encode(spelled)} <= {UNK, *vocabulary.encode("x")}
