@@ -406,6 +406,18 @@ def framed(ids, pieces):
     }
 
 
+def repeated(times):
+    single = [{"Sequence": {"id": "A", "type_id": 0}}] * times
+    return {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [],
+            "special_tokens": {},
+        }
+    }
+
+
 def mapped(length, times):
     charsmap = base64.b64encode(bytes(4) + b"a" * length + b"\0").decode()  # no trie, and one replacement
     return [{"type": "Precompiled", "precompiled_charsmap": charsmap}] * times
@@ -420,6 +432,7 @@ def mapped(length, times):
         ),
         (in_sequence(*replacements({"Regex": ""}, "ab", 9)), "times longer"),
         (framed(30_000, 30_000), "adds 900000000 characters or ids to a text"),
+        (repeated(5_000), r"make a text up to 5e\+03 times longer; at most 100"),
         ({"normalizer": {"type": "Prepend", "prepend": "a" * 10**6}}, "adds 1000000 characters"),
         ({"normalizer": {"type": "Replace", "pattern": 7}}, "has a malformed 'Replace'"),
         (in_sequence(*mapped(999, 2)), r"make a text up to 9.98e\+05 times longer; at most 1000"),

@@ -63,7 +63,8 @@ UNPROMPTABLE = ("bos", "eos", "unk", "sep", "pad", "cls")  # special tokens that
 
 # Limits of a tokenizer.json, which is not trusted
 MAX_FILE_BYTES = 1 << 28  # the largest published ones have 40 MB [bytes]
-MAX_GROWTH = 100  # factor by which all `Replace` components together may lengthen a text; published ones: 3
+# factor by which all `Replace` and `TemplateProcessing` components together may lengthen a text; published: 3
+MAX_GROWTH = 100
 MAX_MAPPED_GROWTH = 1_000  # factor with maps of characters (`Precompiled`) too; a map of NFKC alone: 18
 # what may be added before a text or replace a match [characters], or be put around a text [ids]
 MAX_ADDED = 1_000
@@ -191,14 +192,8 @@ class HFTokenizer(PretrainedTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         with as_setting_error(self.path):
-            encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
-        ids = [np.asarray(encoding.ids, np.int32) for encoding in encodings]
-        for index, text in enumerate(texts):
-            if self._special_pattern and self._special_pattern.search(text):
-                with as_setting_error(self.path):
-                    encoding = self._literal_backend.encode(text, add_special_tokens=False)
-                ids[index] = np.asarray(encoding.ids, np.int32)
-        return ids
+            encodings = self._literal_backend.encode_batch(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
 
     @functools.cached_property
     def _special_tokens(self) -> frozenset[str]:
@@ -207,15 +202,14 @@ class HFTokenizer(PretrainedTokenizer):
         return frozenset(token.content for token in added if token.special and len(token.content) > 1)
 
     @functools.cached_property
-    def _special_pattern(self) -> re.Pattern[str] | None:
-        return _match_any(self._special_tokens)
-
-    @functools.cached_property
     def _literal_backend(self) -> tokenizers.Tokenizer:
         """Return the same tokenizer, but one that encodes the spelling of a special token as text."""
         backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
         backend.encode_special_tokens = True
-        # the spelling must not match a token either: split it after its first character
+        if not self._special_tokens:
+            return backend
+        # The spelling must not match a token either: split it after its first character, once the text is
+        # normalised, since that may give the spelling.
         first_characters = (
             f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in sorted(self._special_tokens)
         )
@@ -230,9 +224,13 @@ class HFTokenizer(PretrainedTokenizer):
         ``_begin`` and ``_end`` are not used: the template decides.
         """
         text = self._spell_mask(text)
-        if self._unpromptable_pattern is None or not self._unpromptable_pattern.search(text):
-            return self.encode_with_template(text)[0]
-        return self.add_special_tokens(self.encode_prompt(text), None, None)
+        with as_setting_error(self.path):
+            normalizer = self.backend.normalizer
+            normalized = normalizer.normalize_str(text) if normalizer else text
+        unpromptable = _match_any(self._unpromptable_tokens)
+        if unpromptable and (unpromptable.search(text) or unpromptable.search(normalized)):
+            return self.add_special_tokens(self.encode_prompt(text), None, None)
+        return self.encode_with_template(text)[0]
 
     def add_special_tokens(self, ids: Sequence[int], _begin: int | None, _end: int | None) -> list[int]:
         """Return ``ids`` with the special tokens of the file's template around them."""
@@ -289,10 +287,6 @@ class HFTokenizer(PretrainedTokenizer):
                 tokens.update(spellings)
         tokens.update(str(_token_content(config.get(f"{role}_token"))) for role in UNPROMPTABLE)
         return self._special_tokens & tokens
-
-    @functools.cached_property
-    def _unpromptable_pattern(self) -> re.Pattern[str] | None:
-        return _match_any(self._unpromptable_tokens)
 
     def encode_with_template(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
         """Return ids and token types of one or two texts with the special tokens of the file's template."""
@@ -517,9 +511,9 @@ def as_setting_error(path: Path) -> Iterator[None]:
 def check_tokenizer_json(path: Path) -> None:
     """Raise SettingError for a tokenizer.json that could take unbounded time or memory, before it is loaded.
 
-    Checks the size of the file, the factor by which all replacements together may lengthen a text (at most
-    MAX_GROWTH, or MAX_MAPPED_GROWTH with maps of characters), and how many characters or ids each component
-    adds (at most MAX_ADDED).
+    Checks the size of the file, the factor by which all replacements and templates together may lengthen a
+    text (at most MAX_GROWTH, or MAX_MAPPED_GROWTH with maps of characters), and how many characters or ids
+    each component adds (at most MAX_ADDED).
     """
     if (size := path.stat().st_size) > MAX_FILE_BYTES:
         raise SettingError(f"{path} has {size} bytes; a tokenizer has {MAX_FILE_BYTES} at most")
@@ -534,7 +528,7 @@ def check_tokenizer_json(path: Path) -> None:
     for factor, limit in ((growth, MAX_GROWTH), (growth * mapped_growth, MAX_MAPPED_GROWTH)):
         if factor > limit:
             times = f"up to {factor:.3g} times longer; at most {limit}"
-            raise SettingError(f"{path}: its replacements make a text {times}")
+            raise SettingError(f"{path}: its replacements and templates make a text {times}")
     if added > MAX_ADDED:
         raise SettingError(f"{path}: it adds {added} characters or ids to a text; at most {MAX_ADDED}")
 
@@ -554,7 +548,11 @@ def _components(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth_bound(component: dict[str, Any]) -> float:
-    """Return by which factor a component may lengthen a text at most, if it is a ``Replace``; else 1."""
+    """Return by which factor a template or a ``Replace`` may lengthen a text at most; 1 for any other."""
+    if component["type"] == "TemplateProcessing":
+        # a template may repeat the text; one of a pair holds both texts at least once
+        single, pair = (sum("Sequence" in item for item in component[key]) for key in ("single", "pair"))
+        return max(1.0, single, pair - 1)
     if component["type"] != "Replace":
         return 1.0
     pattern, content = component["pattern"], component["content"]

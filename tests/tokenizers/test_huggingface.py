@@ -84,6 +84,18 @@ def test_a_template_is_what_the_tokenizer_puts_around_one_text_and_around_two(pa
         assert both == [*prefix, *first, *separator, *second, *suffix]
 
 
+@pytest.mark.parametrize("spelling", ["</s>", "\uff1c/s\uff1e"], ids=["plain", "wide"])
+def test_a_spelling_that_normalisation_makes_special_stays_text(spelling, spiece, tmp_path):
+    own = SentencePieceTokenizer(spiece, 4)
+    for name, contents in own.export_files(None, own.eos).items():
+        if name.endswith(".json"):
+            (tmp_path / name).write_bytes(contents)
+    found = load_pretrained_tokenizer(tmp_path, own.vocab_size)
+    text = f"the {spelling} cat"
+    assert found.eos == own.eos not in found.encode(text)
+    assert found.encode_with_special_tokens(text, None, None) == [*found.encode(text), found.eos]
+
+
 def test_pieces_have_t5s_sentinels_at_the_top_where_there_is_room(spiece):
     found = load_pretrained_tokenizer(spiece.parent, 256)
     assert (found.vocab_size, found.num_sentinels, found.vocab["<extra_id_0>"]) == (128, 100, 127)
