@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from lm.config.base import SettingError
-from lm.data.corpus.readers import (
-    BLANK_LINE,
-    read_document,
-    replace_lone_surrogates,
-    split_documents,
-)
+from lm.data.corpus.readers import BLANK_LINE, replace_lone_surrogates, split_documents
 
 # the most that one process reads at a time; a compressed file is never split, whatever its size
 PART_BYTES = 1 << 26
@@ -114,8 +109,8 @@ def _lines(file: gzip.GzipFile | BinaryIO) -> Iterator[bytes]:
 
 def text_pages(piece: Piece) -> Iterator[Page]:
     """Yield the documents of a text file as pages, split like the corpus ``text:PATH``."""
-    for start, end, _ in split_documents(Path(piece.path), piece.start, piece.end):
-        yield Page(read_document(Path(piece.path), start, end), "")
+    for text in split_documents(Path(piece.path), piece.start, piece.end):
+        yield Page(text, "")
 
 
 def json_pages(piece: Piece) -> Iterator[Page | Damage]:

@@ -4,7 +4,9 @@ import gzip
 import hashlib
 import itertools
 import json
+import lzma
 import platform
+import random
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from lm.config.base import DataError, SettingError
 from lm.data.batches import stream
 from lm.data.corpus import precompute
 from lm.data.corpus import token_cache as encoding
+from lm.data.corpus.files import file_shards
 from lm.data.corpus.prefetch import pretokenize_in_background
 from lm.data.corpus.sampler import CorpusSampler, choose_num_streams, read_index
 from lm.data.corpus.shards import (
@@ -33,6 +36,7 @@ from lm.data.corpus.shards import (
     sample_documents,
 )
 from lm.data.corpus.spec import corpus_shards
+from lm.data.corpus.tables import read_table
 from lm.data.corpus.token_cache import EncodedCorpus
 
 
@@ -228,6 +232,28 @@ def test_damaged_lines_and_files_are_named_and_left_out_if_asked(tmp_path):
     (tmp_path / "d.parquet").write_bytes(b"no parquet")
     with pytest.raises(DataError, match=r"d\.parquet cannot be read as parquet"):
         corpus_shards(f"parquet:{tmp_path / 'd.parquet'}", "train", tmp_path)
+    parquet.write_table(pyarrow.table({"text": [b"a", None]}), tmp_path / "e.parquet")
+    with pytest.raises(DataError, match=r"e\.parquet: the column 'text' should hold text, not bytes"):
+        corpus_shards(f"parquet:{tmp_path / 'e.parquet'}", "train", tmp_path)
+    _, *buffers = pyarrow.array([b"\xff", b"a"]).buffers()
+    latin = pyarrow.StringArray.from_buffers(2, *buffers)
+    parquet.write_table(pyarrow.table({"text": latin}), tmp_path / "f.parquet")
+    with pytest.raises(DataError, match=r"f\.parquet cannot be read as parquet: .*utf-8"):
+        corpus_shards(f"parquet:{tmp_path / 'f.parquet'}", "train", tmp_path)
+
+
+@pytest.mark.parametrize(("ending", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_a_compressed_file_with_any_byte_changed_is_named_as_a_corpus_and_as_a_table(
+    tmp_path, ending, compress
+):
+    path = tmp_path / f"a.jsonl{ending}"
+    words = random.Random(0).choices(WORDS, k=2_000)
+    whole = compress(b"".join(b'{"text": "%s"}\n' % word.encode() for word in words))
+    for place in range(10, len(whole), len(whole) // 40):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        for read in (lambda: file_shards("jsonl", str(path), "train"), lambda: read_table(path)):
+            with pytest.raises(DataError, match=rf"a\.jsonl{ending}\b"):
+                read()
 
 
 def test_half_a_character_in_json_is_read_as_a_mark_that_any_tokenizer_takes(tmp_path):

@@ -26,6 +26,7 @@ from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment
 from lm.config.base import DataError, SettingError, changes
 from lm.data.classification import Reader
+from lm.data.corpus.tables import read_table
 from lm.data.tasks.benchmarks import find_task
 from lm.data.tasks.labelled import CONLL, LABELLED, find_labelled
 from lm.data.tasks.mixtures import mixture
@@ -389,6 +390,15 @@ def test_tables_may_be_packed_and_have_columns_of_any_name(files, cache):
     (files / "odd.toml").write_text(text)
     task = find_task("odd.toml")
     assert task.to_text(task.rows("train", cache)[0]) == ("{{x}}", "ü")
+
+
+def test_half_a_character_in_a_table_of_json_is_read_as_a_mark_wherever_it_stands(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(r'{"a": "cut \ud83d", "b": {"c": ["cut \ud83d"]}, "\ud83d": 1}')
+    assert [*read_table(path)] == [{"a": "cut ?", "b": {"c": ["cut ?"]}, "?": 1}]
+    path.write_text('{"a": 1}\n{"a": \n')
+    with pytest.raises(DataError, match="a.jsonl, line 2, is not JSON"):
+        read_table(path)
 
 
 def test_sets_of_the_hub_come_from_the_package_datasets_and_its_lack_is_said(files, cache, monkeypatch):

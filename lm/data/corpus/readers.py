@@ -10,6 +10,7 @@ import json
 import lzma
 import mmap
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,7 @@ BLOCK_BYTES = 1 << 16
 BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 TEXT_FIELD = "text"  # of JSON lines and parquet
 COMPRESSED: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+DECOMPRESSION_ERRORS = (EOFError, zlib.error, lzma.LZMAError)  # besides OSError
 
 
 # ---- text
@@ -47,17 +49,18 @@ def read_text(
     documents = list[str]()
     file_start = 0
     for path, file_size in zip(paths, file_sizes, strict=True):
-        first, last = (_blocks(min(max(place - file_start, 0), file_size)) for place in (begin, end))
+        first = _blocks_before(begin - file_start, file_size)
+        last = _blocks_before(end - file_start, file_size)
         starts = [_next_document(path, block * BLOCK_BYTES, file_size) for block in range(first, last + 1)]
         for block_start, block_end in pairwise(starts):
-            bounds = split_documents(path, block_start, block_end)
-            documents += [read_document(path, start, stop) for start, stop, _ in bounds]
+            documents += split_documents(path, block_start, block_end)
         file_start += file_size
     return WindowText(documents, 0)
 
 
-def _blocks(num_bytes: int) -> int:
-    """Return how many blocks begin in the first ``num_bytes`` of a file."""
+def _blocks_before(offset: int, file_size: int) -> int:
+    """Return how many blocks of a file begin before ``offset``, which may lie outside of the file."""
+    num_bytes = min(max(offset, 0), file_size)
     return -(-num_bytes // BLOCK_BYTES)
 
 
@@ -75,21 +78,10 @@ def _next_document(path: Path, offset: int, file_size: int) -> int:
     return offset + _end_of_document(buffer)
 
 
-def read_document(path: Path, start: int, end: int) -> str:
-    with path.open("rb") as file:
-        file.seek(start)
-        text = file.read(end - start)
-    try:
-        return text.decode().lstrip("\ufeff").replace("\r\n", "\n").strip()
-    except UnicodeDecodeError as error:
-        reason = f"are no longer valid text ({error}); has the file changed?"
-        raise DataError(f"{path}: bytes {start} to {end} {reason}") from error
+def split_documents(path: Path, start: int, end: int | None) -> Iterator[str]:
+    """Yield each nonblank document of a file between two byte offsets, without blanks at its ends.
 
-
-def split_documents(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (start, end, text) of each nonblank document of a file between two byte offsets.
-
-    SettingError where the file is not UTF-8 text.
+    end: None is the end of the file. SettingError where the file is not UTF-8 text.
     """
     end = path.stat().st_size if end is None else end
     if start >= end:
@@ -99,9 +91,8 @@ def split_documents(path: Path, start: int = 0, end: int | None = None) -> Itera
             buffer = data[start : min(start + MAX_DOCUMENT_BYTES, end)]
             is_last = start + len(buffer) == end
             document = buffer if is_last else buffer[: _end_of_document(buffer)]
-            _check_text(document, path, start)
-            if document.strip():
-                yield start, start + len(document), document
+            if text := _decode(document, path, start):
+                yield text
             start += len(document)
 
 
@@ -124,16 +115,17 @@ def _end_of_document(buffer: bytes) -> int:
     return end - 1 if is_first_byte else end
 
 
-def _check_text(document: bytes, path: Path, start: int) -> None:
+def _decode(document: bytes, path: Path, start: int) -> str:
+    """Return the text of a document that begins at byte ``start`` of a file, without blanks at its ends."""
     try:
-        document.decode()
-        fault = document.find(b"\0")
+        text, fault = document.decode(), document.find(b"\0")
     except UnicodeDecodeError as error:
-        fault = error.start
+        text, fault = "", error.start
     if fault >= 0:
         byte = f"byte {document[fault]:#04x} at offset {start + fault}"
         mend = "save the file so, or leave it out" if document[fault] else "leave this file out"
         raise SettingError(f"{path}: {byte} is not UTF-8 text; {mend}")
+    return text.lstrip("\ufeff").replace("\r\n", "\n").strip()
 
 
 # ---- JSON lines
@@ -228,7 +220,7 @@ def _read_compressed_lines(path: Path, window: int, window_bytes: int) -> list[t
         reader = _CompressedReader(path, window_bytes)
     try:
         lines = reader.read(window)
-    except (EOFError, lzma.LZMAError) as error:
+    except DECOMPRESSION_ERRORS as error:
         raise DataError(f"{path} is damaged or cut off: {error}") from error
     _OPEN_READERS[path, window_bytes] = reader
     while len(_OPEN_READERS) > MAX_OPEN_READERS:
@@ -245,7 +237,7 @@ def read_parquet(
 ) -> WindowText | None:
     """Return the texts of the row groups that make up a window; a row group is the smallest unit to read.
 
-    DataError if the file is damaged or has no column ``text``. None after the last window.
+    DataError if the file is damaged or has no column ``text`` of texts. None after the last window.
     """
     import pyarrow
     from pyarrow import parquet
@@ -262,9 +254,12 @@ def read_parquet(
             texts: list[Any] = []
             for group in windows[window]:
                 texts += file.read_row_group(group, columns=[TEXT_FIELD])[TEXT_FIELD].to_pylist()
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
-    return WindowText([text for text in texts if isinstance(text, str) and text.strip()], 0)
+    texts = [text for text in texts if text is not None]
+    if others := sorted({type(text).__name__ for text in texts} - {"str"}):
+        raise DataError(f"{path}: the column {TEXT_FIELD!r} should hold text, not {', '.join(others)}")
+    return WindowText([text for text in texts if text.strip()], 0)
 
 
 def _group_by_window(sizes: Sequence[int], window_bytes: int) -> list[list[int]]:

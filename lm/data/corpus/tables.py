@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.config.base import DataError, SettingError, did_you_mean, parse_json
-from lm.data.corpus.readers import COMPRESSED, replace_lone_surrogates
+from lm.data.corpus.readers import COMPRESSED, DECOMPRESSION_ERRORS, replace_lone_surrogates
 from lm.data.corpus.tfds import Row, file_stamp
 
 MAX_CELL_CHARACTERS = 1 << 27  # of a CSV file
@@ -71,7 +71,7 @@ def _read_table(path: Path, size: int, _modified: int) -> TableRows:
         rows = tuple(TABLE_READERS[kind](path)) if size else ()
     except UnicodeDecodeError as error:
         raise DataError(f"{path} cannot be read as text in UTF-8: save it so ({error})") from error
-    except (OSError, EOFError) as error:
+    except (OSError, *DECOMPRESSION_ERRORS) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not rows:
         only = ", only the names of its columns" if size and kind in (".csv", ".tsv") else ""
@@ -110,8 +110,10 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
             for cells in lines:
                 if cells and len(cells) != len(header):
                     counts = f"{len(cells)} cells, and the header names {len(header)} columns"
-                    mend = f"; a text with {delimiter!r} stands in quotes" * (len(cells) > len(header))
-                    raise DataError(f"{path}, line {begin}: {counts} ({', '.join(header)}){mend}")
+                    fault = f"{path}, line {begin}: {counts} ({', '.join(header)})"
+                    if len(cells) > len(header):
+                        fault += f"; a text with {delimiter!r} stands in quotes"
+                    raise DataError(fault)
                 if cells:
                     yield TableRow(begin, dict(zip(header, cells, strict=True)))
                 begin = lines.line_num + 1
@@ -129,16 +131,21 @@ def _read_json_lines(path: Path) -> Iterator[TableRow]:
     with _open_text(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                row = parse_json(line, f"{path}, line {number},")
+                try:
+                    row = parse_json(line, f"{path}, line {number},")
+                except SettingError as error:
+                    raise DataError(f"{error}") from error
                 if not isinstance(row, dict):
                     raise DataError(f'{path}, line {number}: {line.strip():.40} is no {{"column": value}}')
-                yield TableRow(number, {name: _repaired(value) for name, value in row.items()})
+                yield TableRow(number, _repaired(row))
 
 
 def _repaired(value: Any) -> Any:
     """Return a value of JSON whose texts hold no half characters."""
     if isinstance(value, str):
         return replace_lone_surrogates(value)
+    if isinstance(value, dict):
+        return {_repaired(name): _repaired(item) for name, item in value.items()}
     return [*map(_repaired, value)] if isinstance(value, list) else value
 
 
