@@ -93,6 +93,25 @@ def test_files_named_for_a_split_are_that_split(tmp_path):
     assert list(documents(spec, "validation", tmp_path)) == ["all of valid"]
 
 
+@pytest.mark.parametrize(("name", "trained_on"), [("test", 0), ("validation", 0), ("other", 40)])
+def test_a_folder_named_for_a_split_is_that_split_also_if_it_has_all_files(name, trained_on, tmp_path):
+    (tmp_path / name).mkdir()
+    for number in range(40):
+        (tmp_path / name / f"{number}.txt").write_text(f"text {number}")
+    if not trained_on:
+        with pytest.raises(SettingError, match="no text for 'train'"):
+            file_shards("text", str(tmp_path), "train")
+    within = file_shards("text", str(tmp_path / name), "train")
+    assert 0 < sum(1 for _ in iter_documents(within)) < 40
+
+
+@pytest.mark.parametrize("blank", ["\ufeff", "\u3000\n", "\n \n"])
+def test_a_file_of_blanks_of_any_kind_has_no_document(blank, tmp_path):
+    spec = write(tmp_path, blank=blank)
+    with pytest.raises(SettingError, match="no text for 'validation'"):
+        documents(spec, "validation", tmp_path)
+
+
 def test_a_corpus_of_own_files_is_described_with_what_its_folder_has_beside_it(tmp_path):
     own, file = write(tmp_path, a="é one", b="two", test="never"), tmp_path / "a.txt"
     (tmp_path / "notes.bak").write_text("of no kind that is read")
@@ -144,6 +163,7 @@ def test_what_is_no_text_is_an_error_that_names_file_and_offset(tmp_path):
             "wikipedia",
             "is unknown; choose from documentation, documentation/PART, jsonl:PATH, parquet:PATH, text:PATH",
         ),
+        ("", "data.corpus='' is unknown; choose from"),
         ("/a/folder", "data.corpus='/a/folder' should be 'text:/a/folder'$"),
         ("tfds:c4/en", "tfds build c4/en --file_format=array_record"),
         pytest.param("tfds:english_novel", "did you mean 'english_novels'", marks=needs_data),
@@ -191,6 +211,17 @@ def test_rows_hold_plain_python_values(tmp_path):
     assert json.loads(json.dumps(row)) == row
     assert isinstance(row["answers"]["text"][0], str)
     assert len(rows.prepared_rows("glue/sst2", "train[:10]+validation[:5]", tmp_path)) == 15
+
+
+def test_a_set_that_is_still_being_prepared_is_not_read(tmp_path):
+    for version in ("2.0.0", "10.0.0", "10.0.0.incomplete1A2B3C"):
+        (tmp_path / "tfds" / "mine" / version).mkdir(parents=True)
+        (tmp_path / "tfds" / "mine" / version / "dataset_info.json").touch()
+    assert rows.find_prepared("mine", tmp_path).name == "10.0.0"
+    assert [name for name in rows.prepared_sets(tmp_path) if name.startswith("mine:")] == [
+        "mine:10.0.0",
+        "mine:2.0.0",
+    ]
 
 
 def test_values_become_plain():

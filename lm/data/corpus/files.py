@@ -214,9 +214,11 @@ def describe_files(kind: str, pattern: str) -> str:
     splits = _splits_of(paths, pattern)
     read = [path for path, split in zip(paths, splits, strict=True) if split != "test"]
     size = sum(path.stat().st_size for path in read)
-    left_out = len(paths) - len(read)
-    note = f" ({_count(left_out)} named for test {'is' if left_out == 1 else 'are'} not read)"
-    return f"{_count(len(read))} of {size:,} bytes{note * bool(left_out)}"
+    description = f"{_count(len(read))} of {size:,} bytes"
+    if left_out := len(paths) - len(read):
+        verb = "is" if left_out == 1 else "are"
+        description += f" ({_count(left_out)} named for test {verb} not read)"
+    return description
 
 
 def other_files(kind: str, pattern: str) -> dict[str, str]:
@@ -242,10 +244,11 @@ def _count(number: int) -> str:
 
 def _splits_of(paths: Sequence[Path], pattern: str) -> list[str]:
     """Return the split to which each file of a corpus belongs."""
-    base = Path(os.path.commonpath([path.parent for path in paths]))
-    splits = [_named_split(path.relative_to(base)) or "train" for path in paths]
-    is_file = os.path.isfile(os.path.expanduser(pattern))
-    if len(paths) == 1 and (is_file or splits == ["test"]):
+    pattern = os.path.expanduser(pattern)
+    # names outside of the corpus say nothing, such as that of the folder that it is
+    folder = pattern if os.path.isdir(pattern) else os.path.commonpath([path.parent for path in paths])
+    splits = [_named_split(path.relative_to(folder)) or "train" for path in paths]
+    if len(paths) == 1 and (os.path.isfile(pattern) or splits == ["test"]):
         return ["train"]  # a part of it is held out, whatever it is called
     return splits
 

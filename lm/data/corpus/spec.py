@@ -63,7 +63,7 @@ def check_corpus_name(spec: str, setting: str = "data.corpus") -> None:
     if kind in ("tfds", *WINDOW_READERS) and name:
         return
     kinds = ("documentation", "documentation/PART", *(f"{kind}:PATH" for kind in WINDOW_READERS), "tfds:NAME")
-    if ":" not in spec and (spec[0:1] in "~/." or "*" in spec or os.path.exists(spec)):
+    if ":" not in spec and (spec.startswith(("~", "/", ".")) or "*" in spec or os.path.exists(spec)):
         raise SettingError(f"{setting}={spec!r} should be 'text:{spec}'")
     raise SettingError(f"{setting}={spec!r} is unknown{did_you_mean(kind, kinds)}")
 

@@ -32,6 +32,7 @@ RECORDS_PER_READ = 1_024  # in a search for corrupt records
 REMEDY = "restore the files, or delete the folder and prepare the set again"
 SYSTEM_ERROR = re.compile(r"\w\(\) failed:")  # not of the data: "open() failed: Too many open files"
 SLICE_SYNTAX = "write NAME, NAME[FROM:TO] or NAME[FROM%:TO%] with FROM below TO, such as validation[:10%]"
+VERSION = re.compile(r"\d+\.\d+\.\d+")  # a folder of another name is still being prepared
 MAX_LISTED_FAULTS = 5  # in the message about a damaged dataset, which counts all
 MAX_OPENED_FILES = 64  # files of a larger corpus are opened only when they are read
 
@@ -82,9 +83,11 @@ def find_prepared(name: str, cache: Path) -> Path:
 
 def newest_version(name: str, version: str, cache: Path) -> Path | None:
     """Return the newest prepared version that matches, from the first folder that has one, or None."""
-    matches = (list((folder / name).glob(f"{version}/dataset_info.json")) for folder in tfds_folders(cache))
-    versions = [path.parent for path in next(filter(None, matches), [])]
-    return max(versions, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], default=None)
+    for folder in tfds_folders(cache):
+        paths = (path.parent for path in (folder / name).glob(f"{version}/dataset_info.json"))
+        if versions := [path for path in paths if VERSION.fullmatch(path.name)]:
+            return max(versions, key=lambda path: [*map(int, path.name.split("."))])
+    return None
 
 
 def tfds_folders(cache: Path) -> list[Path]:
@@ -105,7 +108,8 @@ def prepared_sets(cache: Path) -> list[str]:
         for pattern in ("[!.]*/*.*.*/dataset_info.json", "[!.]*/*/*.*.*/dataset_info.json"):
             for path in folder.glob(pattern):
                 version = path.parent
-                names.add(f"{version.parent.relative_to(folder)}:{version.name}")
+                if VERSION.fullmatch(version.name):
+                    names.add(f"{version.parent.relative_to(folder)}:{version.name}")
     return sorted(names)
 
 
