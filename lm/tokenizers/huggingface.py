@@ -36,7 +36,7 @@ SPECIAL_TOKEN_SPELLINGS = {  # the usual spellings of each special token
     "cls": ("[CLS]", "<s>"),
     "sep": ("[SEP]", "</s>"),
 }
-# fields of tokenizer_config.json by which classes of transformers put special tokens around a text
+# fields of tokenizer_config.json by which classes of transformers ignore the template of tokenizer.json
 OWN_TEMPLATE = ("add_bos_token", "add_eos_token", "add_prefix_space", "legacy", "auto_map")
 PROBE = "a"  # a text that is encoded to find the special tokens around it
 BYTE_LEVEL_SPACE = "\u0120"  # how GPT-2's byte-level BPE writes the space before a word
@@ -77,7 +77,7 @@ class PretrainedTokenizer(Tokenizer):
     # Special tokens have no common range of ids: random tokens are drawn from all ids, as in BERT's code.
     first_regular_id = 0
 
-    @property
+    @functools.cached_property
     def vocab_size(self) -> int:
         return max(self.vocab.values(), default=-1) + 1
 
@@ -298,8 +298,8 @@ class HFTokenizer(PretrainedTokenizer):
     def template(self) -> SpecialTokenTemplate | None:
         """Return the special tokens around one text or a pair, found by encoding PROBE; None if unclear.
 
-        It is unclear where the two texts of a pair begin, or which tokens are put around them, if the pair
-        does not begin and end with the same special tokens as a single text.
+        They are unclear if PROBE is not found twice in the pair, or if the pair does not begin and end with
+        the same special tokens as a single text.
         """
         text = self.encode(PROBE)
         single, _ = self.encode_with_template(PROBE)
@@ -483,10 +483,7 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
 
 
 def _check_numbering(path: Path) -> None:
-    """Raise SettingError for a SentencePiece file whose ids are not those of the network that it belongs to.
-
-    Networks of RENUMBERING_MODEL_TYPES have others.
-    """
+    """Raise SettingError for a SentencePiece file of RENUMBERING_MODEL_TYPES, which use other ids."""
     config = path.with_name("config.json")
     model_type = read_object(config).get("model_type") if config.exists() else None
     if path.name == RENUMBERED_FILE or model_type in RENUMBERING_MODEL_TYPES:

@@ -83,8 +83,9 @@ class TrainedTokenizer(Tokenizer):
                 for token in tokens:
                     text += f"{self.separator}<extra_id_{self.vocab_size - 1 - token}>"
             elif regular := self._decode_regular(tokens):
-                continues_word = not self.word_starts[tokens[0]]  # the one that a sentinel hides in part
-                text += regular if continues_word else self.separator + regular
+                if self.word_starts[tokens[0]]:  # else the sentinel hides the beginning of this word
+                    text += self.separator
+                text += regular
         return text.removeprefix(self.separator)
 
     @abc.abstractmethod
@@ -140,13 +141,15 @@ class TrainedTokenizer(Tokenizer):
         added = dict.fromkeys([*named.values(), *self.sentinel_names])
         backend.add_special_tokens([AddedToken(token, normalized=False) for token in added])
         backend.post_processor = template_processing(backend, template)
-        has_token_types = begin is not None and begin == self.cls
+        inputs = ["input_ids", "attention_mask"]
+        if begin is not None and begin == self.cls:
+            inputs.insert(1, "token_type_ids")
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
             **named,
             "extra_special_tokens": self.sentinel_names[::-1],
-            "model_input_names": ["input_ids", *["token_type_ids"] * has_token_types, "attention_mask"],
+            "model_input_names": inputs,
         }
         settings = json.dumps(config, indent=1).encode()
         return {"tokenizer.json": backend.to_str().encode(), TOKENIZER_CONFIG: settings}
@@ -168,7 +171,7 @@ class SentencePieceTokenizer(TrainedTokenizer):
 
     @functools.cached_property
     def processor(self) -> sentencepiece.SentencePieceProcessor:
-        return read_sentencepiece(Path(self.path))
+        return read_sentencepiece(self.path)
 
     @property
     def vocab_size(self) -> int:
@@ -207,7 +210,7 @@ class SentencePieceTokenizer(TrainedTokenizer):
         return self.processor.decode(ids)
 
     def files(self) -> Mapping[str, bytes]:
-        return {MODEL_FILE: Path(self.path).read_bytes()}
+        return {MODEL_FILE: self.path.read_bytes()}
 
     def make_backend(self) -> tokenizers.Tokenizer:
         proto = sentencepiece_model_pb2.ModelProto.FromString(self.processor.serialized_model_proto())
@@ -382,8 +385,8 @@ def train_sentencepiece(
             f"data.vocabulary_size={size} does not suit the text: {reason}. Try a smaller "
             "--data.vocabulary-size, and a smaller one again if it fails, or --data.vocabulary bytes"
         ) from error
-    write_with_checksum(Path(path), model.getvalue())
-    return Path(path)
+    write_with_checksum(path, model.getvalue())
+    return path
 
 
 def first_lines(texts: Iterable[str], num_characters: int) -> Iterator[str]:

@@ -105,10 +105,7 @@ class Tokenizer(abc.ABC):
 
     @property
     def unusable_sentinels(self) -> str:
-        """Return why the tokens ``<extra_id_k>`` of the vocabulary cannot serve as sentinels, for a message.
-
-        "" if there are no such tokens, or if they can.
-        """
+        """Return why the tokens ``<extra_id_k>`` cannot serve as sentinels; "" if they can, or are none."""
         return ""
 
     @property
@@ -219,9 +216,9 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def export_files_with(self, template: SpecialTokenTemplate) -> Mapping[str, bytes]:
-        """Return the same files, but with a template that puts these special tokens around texts.
+        """Return the files of ``export_files`` with a template that puts these special tokens around texts.
 
-        SettingError if the files of this tokenizer cannot say so.
+        SettingError if the files of this tokenizer cannot hold a template.
         """
 
     def special_token_names(self, _style: SpecialTokenStyle) -> Mapping[int, str]:

@@ -55,7 +55,8 @@ class WordPieceTokenizer(TrainedTokenizer):
             tokens = tuple(self.path.read_bytes().decode().removesuffix("\n").split("\n"))
         except (OSError, ValueError) as error:
             raise SettingError(f"vocabulary {self.path} cannot be read as word pieces: {error}") from error
-        if tokens[: len(SPECIAL_TOKENS)] != SPECIAL_TOKENS or len({*tokens}) < len(tokens) or not all(tokens):
+        has_special_tokens = tokens[: len(SPECIAL_TOKENS)] == SPECIAL_TOKENS
+        if not has_special_tokens or len({*tokens}) < len(tokens) or "" in tokens:
             expected = f"a different piece in each line, from {', '.join(SPECIAL_TOKENS)} on"
             raise SettingError(f"vocabulary {self.path} should have {expected}")
         return tokens
@@ -112,7 +113,7 @@ class WordPieceTokenizer(TrainedTokenizer):
         return re.sub(f"(^| ){CONTINUATION_PREFIX}", "", text)
 
     def files(self) -> Mapping[str, bytes]:
-        return {VOCAB_FILE: Path(self.path).read_bytes()}
+        return {VOCAB_FILE: self.path.read_bytes()}
 
     def make_backend(self) -> tokenizers.Tokenizer:
         vocab = {token: token_id for token_id, token in enumerate([*self.tokens, *self.sentinel_names])}
@@ -128,8 +129,9 @@ def _make_backend(vocab: Mapping[str, int]) -> tokenizers.Tokenizer:
         max_input_chars_per_word=MAX_WORD_LENGTH,
     )
     backend = tokenizers.Tokenizer(model)
-    clean = normalizers.BertNormalizer(handle_chinese_chars=False, strip_accents=False, lowercase=False)
-    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), clean])  # clean: no control characters
+    # BertNormalizer is left to remove control characters.
+    bert = normalizers.BertNormalizer(handle_chinese_chars=False, strip_accents=False, lowercase=False)
+    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), bert])
     # A word must not begin with the prefix ##, which continues one: each # of several in a row is a word.
     hashes = pre_tokenizers.Split(Regex("(?<=#)#|#(?=#)"), "isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), hashes])
@@ -147,27 +149,26 @@ def train_wordpiece(texts: Iterable[str], size: int, path: Path) -> Path:
     """
     backend = _make_backend({SPECIAL_TOKENS[UNK]: UNK})
     sample = first_lines(texts, size * TRAINING_CHARACTERS_PER_TOKEN)
-    lines = [backend.normalizer.normalize_str(line) for line in sample]
+    texts = [backend.normalizer.normalize_str(line) for line in sample]
     # each required character takes two tokens
     has_room = size >= MIN_PIECES_PER_REQUIRED_CHARACTER * 2 * len(REQUIRED_CHARACTERS)
-    characters = _alphabet(lines, REQUIRED_CHARACTERS if has_room else "")
+    characters = _alphabet(texts, REQUIRED_CHARACTERS if has_room else "")
     known = {*characters}
-    lines = [" ".join(filter(known.issuperset, line.split())) for line in lines]
+    texts = [" ".join(filter(known.issuperset, text.split())) for text in texts]
     # All tokens of one character are given, in order: the trainer would assign their ids, by which it breaks
     # ties between equally frequent pairs, in a different order in every process.
-    first = [*SPECIAL_TOKENS, *characters, *(CONTINUATION_PREFIX + character for character in characters)]
-    trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=first, show_progress=False)
-    backend.train_from_iterator(lines, trainer, length=len(lines))
+    given = [*SPECIAL_TOKENS, *characters, *(CONTINUATION_PREFIX + character for character in characters)]
+    trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=given, show_progress=False)
+    backend.train_from_iterator(texts, trainer, length=len(texts))
     vocab = backend.get_vocab()
     if not characters:
         raise SettingError(f"data.vocabulary_size={size} does not suit the text: there is none")
     if len(vocab) != size:
-        counts = f"its {len(characters)} characters take {len(first)} pieces, and it has {len(vocab)} in all"
+        counts = f"its {len(characters)} characters take {len(given)} pieces, and it has {len(vocab)} in all"
         raise SettingError(f"data.vocabulary_size={size} does not suit the text: {counts}")
-    write_with_checksum(
-        Path(path), "".join(f"{token}\n" for token in sorted(vocab, key=vocab.__getitem__)).encode()
-    )
-    return Path(path)
+    lines = [f"{token}\n" for token in sorted(vocab, key=vocab.__getitem__)]
+    write_with_checksum(path, "".join(lines).encode())
+    return path
 
 
 def _alphabet(lines: Iterable[str], required: str) -> list[str]:

@@ -3,9 +3,9 @@
 A file belongs to the split with which its name, or the name of one of its folders, begins (valid, val, dev or
 validation: validation; test: test; else train), such as ``val-00001.txt`` or ``dev/a.txt``. Files of the test
 split are not read. If no file belongs to the validation split, a share of the training documents, chosen by a
-hash of their content, is held out instead. The same holds for a corpus that is the path of one file, whatever
-its name, and for a folder whose only file is named for test. Text files of over 8 KiB are split into several
-documents, at blank lines where that can be done.
+hash of their content, is held out instead. A corpus that is the path of one file, whatever its name, or a
+folder whose only file is named for test, is training text, of which such a share is held out. Text files of
+over 8 KiB are split into several documents, at blank lines where that can be done.
 """
 
 import functools
@@ -111,12 +111,12 @@ def _file_shards(
     paths = [path for path, *_ in files]
     splits = _splits_of(paths, pattern)
     has_validation = "validation" in splits
-    source = split if has_validation else "train"
-    split_paths = [path for path, path_split in zip(paths, splits, strict=True) if path_split == source]
+    needed = split if has_validation else "train"
+    split_paths = [path for path, of_path in zip(paths, splits, strict=True) if of_path == needed]
     if not split_paths:
         raise SettingError(
-            f"data.corpus={kind}:{pattern}: no text for {source!r}, since all files are named for another "
-            f"split, such as {paths[0].name}: add one called {source}, or name a single file, of which a "
+            f"data.corpus={kind}:{pattern}: no text for {needed!r}, since all files are named for another "
+            f"split, such as {paths[0].name}: add one called {needed}, or name a single file, of which a "
             "part is then held out"
         )
     end_bytes = choose_end_bytes(len(files))

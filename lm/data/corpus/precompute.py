@@ -45,8 +45,8 @@ def window_ranges(sampler: CorpusSampler, num_bytes: int | None) -> list[WindowR
     corpus, streams = sampler.corpus, range(sampler.num_streams)
     share = None if num_bytes is None else num_bytes / sampler.num_streams
     by_stream = [[*_ranges_of_shards(corpus, sampler.shard_order(stream, 0), share)] for stream in streams]
-    in_turn = itertools.zip_longest(*by_stream)
-    return [task for tasks in in_turn for task in tasks if task is not None]
+    rounds = itertools.zip_longest(*by_stream)  # each has the next task of every stream
+    return [task for tasks in rounds for task in tasks if task is not None]
 
 
 def _ranges_of_shards(
@@ -68,8 +68,9 @@ def _ranges_of_shards(
 def estimate_cost(sampler: CorpusSampler, tokens: int | None) -> EncodingCost:
     """Estimate the cost of encoding the first ``tokens`` tokens, or all of them if it is None.
 
-    It is extrapolated from SAMPLED_WINDOWS windows, of as many shards as there are. SettingError if they have
-    no text.
+    It is extrapolated from SAMPLED_WINDOWS windows, of as many shards as there are. Windows of compressed
+    JSON lines and of parquet hold more text than stored bytes: there the estimate is too low, by the factor
+    of compression. SettingError if the windows have no text.
     """
     corpus, order = sampler.corpus, sampler.shard_order(0, 0)
     num_tokens = bytes_read = bytes_written = 0
@@ -85,11 +86,11 @@ def estimate_cost(sampler: CorpusSampler, tokens: int | None) -> EncodingCost:
     seconds = time.process_time() - begin
     if not num_tokens:
         raise SettingError(f"data.corpus: the first windows of {corpus.shards[order[0]].name} have no text")
-    total = sum(shard.size for shard in corpus.shards) * num_tokens / bytes_read
-    count = total if tokens is None else min(tokens, total)
-    factor = count / num_tokens
+    corpus_tokens = sum(shard.size for shard in corpus.shards) * num_tokens / bytes_read
+    encoded_tokens = corpus_tokens if tokens is None else min(tokens, corpus_tokens)
+    factor = encoded_tokens / num_tokens
     return EncodingCost(
-        round(count), round(bytes_read * factor), round(bytes_written * factor), seconds * factor
+        round(encoded_tokens), round(bytes_read * factor), round(bytes_written * factor), seconds * factor
     )
 
 

@@ -30,8 +30,8 @@ def pretokenize_in_background(
     spawn = multiprocessing.get_context("spawn")
     children = []
     for k in range(processes):
-        if share := dict([*index_files.items()][k::processes]):
-            arguments = (sampler, share, os.getpid())
+        if own_files := dict([*index_files.items()][k::processes]):
+            arguments = (sampler, own_files, os.getpid())
             children.append(spawn.Process(target=_run_worker, args=arguments, daemon=True))
     for child in children:
         child.start()

@@ -57,16 +57,15 @@ class WindowPosition(NamedTuple):
     def first_example_key(self) -> int:
         """Return the random key of this window's first example, below 2^63; the next examples count up.
 
-        Keys of different windows are at least 2^24 apart. Keys repeat every EPOCHS_PER_SEED epochs, for which
-        ``examples_seed`` then returns another seed.
+        Keys of different windows are at least 2^24 apart. After every EPOCHS_PER_SEED epochs the keys repeat,
+        and ``examples_seed`` changes.
         """
         return (((self.epoch % EPOCHS_PER_SEED) << 20 | self.index_in_epoch) << 12 | self.stream) << 24
 
     def examples_seed(self, seed: int) -> int:
         """Return the seed of this window's examples, from the seed of the run.
 
-        It is ``seed`` in the first EPOCHS_PER_SEED epochs, and another for each further EPOCHS_PER_SEED, in
-        which the same keys occur again: epoch // EPOCHS_PER_SEED stands above the low 32 bits.
+        The low 32 bits are ``seed``; those above are epoch // EPOCHS_PER_SEED, since keys repeat then.
         """
         return (self.epoch // EPOCHS_PER_SEED) << 32 | seed
 
@@ -153,7 +152,7 @@ class CorpusSampler:
             for window in count(first_window):
                 if self.tokens_per_epoch and tokens_before >= self.tokens_per_epoch // self.num_streams:
                     return
-                documents = self._read_window(shard, window)
+                documents = _read_cached(self.corpus, shard, window)
                 if documents is None:
                     break
                 if num_tokens := len(documents.tokens):
@@ -167,7 +166,7 @@ class CorpusSampler:
 
         The share is ``tokens_per_epoch // num_streams`` tokens.
         """
-        documents = self._read_window(position.shard, position.window)
+        documents = _read_cached(self.corpus, position.shard, position.window)
         assert documents is not None, position
         if not self.tokens_per_epoch:
             return documents
@@ -180,9 +179,6 @@ class CorpusSampler:
             first_epoch = takewhile(lambda position: position.epoch == 0, self.windows(stream))
             windows += [self.read(position) for position in first_epoch]
         return concatenate(windows)
-
-    def _read_window(self, shard: int, window: int) -> EncodedDocuments | None:
-        return _read_cached(self.corpus, shard, window)
 
 
 @functools.lru_cache(maxsize=2)  # iterating over windows reads each one before ``CorpusSampler.read`` does
@@ -255,7 +251,7 @@ class RowIndex:
     def _jump(self, row: int) -> None:
         """Restart counting at the last window of the index file that begins at or before ``row``.
 
-        Not if counting has already reached that window.
+        Do nothing if counting has already reached that window.
         """
         entries = [entry for entry in read_index(self._index_file) if entry.first_row <= row]
         nearest = max(entries, default=None)

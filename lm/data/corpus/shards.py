@@ -30,7 +30,7 @@ from lm.data.corpus.tfds import (
     prepared_corpus_rows,
 )
 
-# Bounds of the size of a window: of the file as it is stored, but decompressed in JSON lines and parquet.
+# Bounds of the size of a window, counted in stored bytes, but of JSON lines and parquet in decompressed ones.
 # The minimum holds even if a stream then has fewer windows than MIN_WINDOWS_PER_STREAM.
 MAX_WINDOW_BYTES, MIN_WINDOW_BYTES = 1 << 23, 1 << 16
 MIN_WINDOWS_PER_STREAM = 4  # of a small corpus

@@ -40,9 +40,8 @@ def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = 
         part = kind.partition("/")[2]
         corpus.require_text(cache, part)
         if part == corpus.INSTALLED:
-            warning = "documentation/installed differs from machine to machine: its results do not compare"
-            print(warning, file=sys.stderr)
-            corpus.prepare_sets(cache, packages=corpus.DEFAULT, report=_say)
+            _report("documentation/installed differs from machine to machine: its results do not compare")
+            corpus.prepare_sets(cache, packages=corpus.DEFAULT, report=_report)
         else:
             write_documentation(f"documentation/{part if part == 'unfiltered' else 'corpus'}", cache)
         return corpus.documentation_shards(part, split, cache, on_corrupt)
@@ -116,8 +115,8 @@ def write_documentation(name: str, cache: Path) -> None:
     if kind == "documentation" and part:
         from lm.data.documentation import corpus
 
-        corpus.prepare_sets(cache, name=part, report=_say)
+        corpus.prepare_sets(cache, name=part, report=_report)
 
 
-def _say(line: str) -> None:
+def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

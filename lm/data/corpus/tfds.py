@@ -75,10 +75,12 @@ def find_prepared(name: str, cache: Path) -> Path:
         return folder
     folders, names = tfds_folders(cache), prepared_sets(cache)
     unversioned = {name_with_version.partition(":")[0] for name_with_version in names}
-    suggestion = did_you_mean(f"{name}:{version}", names) if version else did_you_mean(name, unversioned)
-    missing = f"dataset {name!r}{f' version {version}' if version else ''} is not prepared"
+    missing, suggestion = f"dataset {name!r}", did_you_mean(name, unversioned)
+    if version:
+        missing, suggestion = f"{missing} version {version}", did_you_mean(f"{name}:{version}", names)
+    places = f"{', '.join(map(str, folders))}{suggestion}"
     command = preparation_command(name, folders[0])
-    raise SettingError(f"{missing} in {', '.join(map(str, folders))}{suggestion}; to prepare it: {command}")
+    raise SettingError(f"{missing} is not prepared in {places}; to prepare it: {command}")
 
 
 def newest_version(name: str, version: str, cache: Path) -> Path | None:
@@ -160,7 +162,8 @@ def _imported_classes(description: Any) -> Iterator[str]:
 
     They stand under the keys of its current and of its old format, also in JSON inside of strings.
     """
-    for key, value in description.items() if isinstance(description, dict) else enumerate(description):
+    is_object = isinstance(description, dict)
+    for key, value in description.items() if is_object else enumerate(description):
         if isinstance(value, dict | list):
             yield from _imported_classes(value)
         elif key in ("pythonClassName", "python_class_name", "type") and isinstance(value, str):

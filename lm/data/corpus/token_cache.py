@@ -86,9 +86,9 @@ class EncodedCorpus:
         """Return the cache file of a window of a shard; raise DataError if the shard has changed."""
         if self.shards[shard].fingerprint != self.shard_fingerprints[shard]:
             raise DataError(f"{self.shards[shard].name} has changed since it was first read: restore it")
-        skips = "skip" if self.on_corrupt == "skip" else ""  # skipping records changes a window
+        on_corrupt = "skip" if self.on_corrupt == "skip" else ""  # skipping records changes a window
         tokenizer = self.tokenizer.fingerprint
-        key = f"{self.shard_fingerprints[shard]} {window} {self.window_bytes} {tokenizer} {skips}"
+        key = f"{self.shard_fingerprints[shard]} {window} {self.window_bytes} {tokenizer} {on_corrupt}"
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self.folder / name[:2] / f"{name}.npz"
 
