@@ -99,7 +99,7 @@ def test_a_folder_named_for_a_split_is_that_split_also_if_it_has_all_files(name,
     for number in range(40):
         (tmp_path / name / f"{number}.txt").write_text(f"text {number}")
     if not trained_on:
-        with pytest.raises(SettingError, match="no text for 'train'"):
+        with pytest.raises(SettingError, match=f"no text for 'train', .*/{name}/0.txt: add"):
             file_shards("text", str(tmp_path), "train")
     within = file_shards("text", str(tmp_path / name), "train")
     assert 0 < sum(1 for _ in iter_documents(within)) < 40
@@ -359,7 +359,7 @@ def test_a_folder_with_a_validation_file_alone_is_held_out_whole_and_such_a_file
     file.write_text("\n\n".join(texts))
     found = [*iter_documents(file_shards("text", str(tmp_path), "validation"))]
     assert "\n\n".join(found) == "\n\n".join(texts)
-    with pytest.raises(SettingError, match="no text for 'train', .* such as valid.txt: add one"):
+    with pytest.raises(SettingError, match="no text for 'train', .* such as .*valid.txt: add one"):
         file_shards("text", str(tmp_path), "train")
     file.write_text("\n\n".join(texts * 100))
     train, held_out = (

@@ -116,7 +116,7 @@ def _file_shards(
     if not split_paths:
         raise SettingError(
             f"data.corpus={kind}:{pattern}: no text for {needed!r}, since all files are named for another "
-            f"split, such as {paths[0].name}: add one called {needed}, or name a single file, of which a "
+            f"split, such as {paths[0]}: add one called {needed}, or name a single file, of which a "
             "part is then held out"
         )
     end_bytes = choose_end_bytes(len(files))
