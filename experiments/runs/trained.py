@@ -156,7 +156,7 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "", option: str 
     """
     cache_compiled(find_cache(folder))
     models = {stage.name: stage for stage in networks(stages) if stage.has_text_model}
-    stage = chosen(folder, models, name)
+    stage = chosen(folder, models, name, option)
     mesh = sharding.make_mesh(stage.settings.mesh)
     model, put = stage.restore_transformer(mesh), stage.transformer_steps(mesh).shard_batch
     which = describe_model(folder, stage.name, models, option, stage.progress_if_unfinished)
@@ -235,7 +235,7 @@ def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) ->
     By default it is skip-gram's, or ``model_of_run``'s where there is none.
     """
     default = next((each for each, stage in stages.items() if not stage.has_text_model), "")
-    stage = chosen(folder, stages, name or default)
+    stage = chosen(folder, stages, name or default, "--stage")
     params = stage.restore_state(sharding.make_mesh(stage.settings.mesh)).params
     which = describe_model(folder, stage.name, stages, "--stage", stage.progress_if_unfinished)
     table = token_embeddings(params, which)
@@ -256,15 +256,19 @@ def token_embeddings(params: Mapping[str, Any], which: str) -> np.ndarray:
     )
 
 
-def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
-    """Return the model called ``name``, else ``model_of_run``'s; SettingError with the nearest for none."""
+def chosen(folder: Path, models: Mapping[str, T], name: str, option: str = "--mixture") -> T:
+    """Return the model called ``name``, else ``model_of_run``'s; SettingError with the nearest for none.
+
+    option: that which gave the name, for the message; empty in Python.
+    """
     if not models:
         raise SettingError(
             f"{folder} has no model for this: its settings ask for neither pre-training nor fine-tuning "
             "that trains one (pretraining.steps, finetuning.steps, tuning)"
         )
     if name and name not in models:
-        raise SettingError(f"--mixture {name!r} is no part of {folder}{did_you_mean(name, models)}")
+        named = f"{option} {name!r}".lstrip()
+        raise SettingError(f"{named} is no part of {folder}{did_you_mean(name, models)}")
     return models[name or model_of_run(models)]
 
 
