@@ -90,7 +90,8 @@ def check(
 ) -> None:
     """Record the ``current`` provenance of the stage in ``folder``, which is "new", "begun" or "finished".
 
-    SettingError with what changed if that is not in ``allow``; allowed changes are reported and recorded.
+    SettingError with what changed if that is not in ``allow``. Allowed changes are reported and, unless the
+    stage has finished, recorded.
     """
     changes = differences(folder, current, state)
     text = "".join(f"\n  {line}" for lines in changes.values() for line in lines)
