@@ -226,10 +226,8 @@ def _stage_line(stage: NetworkStage) -> str:
     steps = stage.progress_if_unfinished.removeprefix("step ") or f"{stage.num_steps:,}"
     corpus = " + ".join(map(_without_folder, corpus_parts(settings.data.corpus)))
     if isinstance(stage, SkipGram):
-        return (
-            f"Skip-gram on `{corpus}`: passes over the text: {steps}, learning rate "
-            f"{vectors.learning_rate:g}, seed {settings.seed}"
-        )
+        how = f"passes over the text: {steps}, learning rate {vectors.learning_rate:g}, seed {settings.seed}"
+        return f"Skip-gram on `{corpus}`: {how}"
     texts, lengths = [], []
     if stage.reads_corpus:
         texts.append(f"`{corpus}`{_objective(settings)}")

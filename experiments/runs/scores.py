@@ -24,17 +24,18 @@ def columns(best: dict[str, dict]) -> dict[str, float | None]:
     scores: dict[str, list[float | None]] = {}
     for task in best.values():
         scores.setdefault(task["column"], []).append(task["score"])
-    known = {column: [x for x in values if x is not None] for column, values in scores.items()}
-    return {
-        column: sum(known[column]) / len(values) if len(known[column]) == len(values) else None
-        for column, values in scores.items()
-    }
+    means: dict[str, float | None] = {}
+    for column, values in scores.items():
+        known = [value for value in values if value is not None]
+        means[column] = sum(known) / len(known) if len(known) == len(values) else None
+    return means
 
 
 def held_out(folder: Path | None) -> dict[str, Any]:
     """Return the losses on held-out text after the pre-training in ``folder``, and when it left the plateau.
 
-    None: never, or no pre-training. ``denoiser_losses`` has a loss per denoiser of a mixture.
+    folder: None without pre-training. A loss that was not measured is None, and so is ``exit_step`` of a
+    model that stayed on the plateau. ``denoiser_losses`` has a loss per denoiser of a mixture.
     """
     lines = records(folder) if folder else []
     evaluations = [line for line in lines if line["kind"] == "eval"]
@@ -51,7 +52,7 @@ def held_out(folder: Path | None) -> dict[str, Any]:
 def likelihoods(folder: Path, first_step: int) -> list[dict[str, float]]:
     """Return the likelihood of held-out documents at each evaluation of the language model in ``folder``.
 
-    Each with the seconds of training from ``first_step`` up to it; empty if it was asked about none.
+    Each has the seconds of training from ``first_step`` up to it; [] if no documents were scored.
     """
     found = []
     for line in records(folder):

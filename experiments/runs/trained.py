@@ -89,7 +89,10 @@ class Trained:
         return self.vocabulary.add_special_tokens(ids, begin, end)
 
     def encode_gaps(self, text: str) -> tuple[list[int], list[int]]:
-        """Return the ids of a text with [MASK] for gaps, and the sentinels there; none if masks are there."""
+        """Return the ids of a text with [MASK] for gaps, and the sentinels that stand there.
+
+        There are none if the model reads [MASK] itself.
+        """
         vocabulary, count = self.vocabulary, text.count(MASK)
         shown = {denoiser.objective.inputs for denoiser in self.stage.settings.objective.denoisers}
         by_sentinels = "sentinels" in shown
@@ -223,7 +226,7 @@ def with_head(texts: TrainableModel, stage: NetworkStage) -> TrainableModel:
 def language_models(stages: Sequence[Stage], name: str) -> list[Stage]:
     """Return the stages among which a command that needs probabilities of tokens chooses.
 
-    Unless a stage is named, these have no head, which leaves the output matrix as it was before.
+    Unless a stage is named, those with a head are left out: tuning it does not train the output matrix.
     """
     without_head = [stage for stage in stages if name or not stage.has_head]
     return without_head or [*stages]

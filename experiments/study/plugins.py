@@ -109,7 +109,9 @@ def load_study() -> None:
         module = sys.modules.get(file.stem)
         if module is None:
             _load(file)
-        elif os.path.realpath(module.__spec__ and module.__spec__.origin or "") != os.path.realpath(file):
+            continue
+        origin = module.__spec__.origin if module.__spec__ else None
+        if os.path.realpath(origin or "") != os.path.realpath(file):
             raise SettingError(
                 f"{STUDY_OPTION} {relative(file)}: a module {file.stem!r} is loaded already; rename it"
             )

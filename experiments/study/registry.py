@@ -270,12 +270,11 @@ def _build_setup(setup: Setup, scale: ScaleChanges, is_paper_scale: bool) -> Exp
 
 def equal_rows(name: str, scale: str) -> list[str]:
     """Return the names of all rows that build the same experiment at ``scale``, in registry order."""
+    build(name, scale)  # raises SettingError if the row cannot be built
     rows = tuple(row for row in REGISTRY.values() if not row.needs)
     changes, is_paper_scale = _scale_changes(scale), scale == PAPER_SCALE
-    build(name, scale)  # raises SettingError if the row cannot be built
-    return _rows_by_values(rows, changes, is_paper_scale)[
-        _setting_values(find_one(name), changes, is_paper_scale)
-    ]
+    values = _setting_values(find_one(name), changes, is_paper_scale)
+    return _rows_by_values(rows, changes, is_paper_scale)[values]
 
 
 def equal_rows_among(name: str, among: Iterable[str], scale: str) -> Iterator[str]:
