@@ -102,7 +102,7 @@ def stored_vocabulary(stage: Path, experiment: Experiment) -> Tokenizer:
     if recorded not in (NO_FINGERPRINT, vocabulary.fingerprint):
         raise SettingError(
             f"{folder} is not the vocabulary that this model was trained with: its fingerprint is "
-            f"{vocabulary.fingerprint[:12]}, {stage / provenance.FILE} has {recorded[:12]}"
+            f"{vocabulary.fingerprint[:12]}, {stage / provenance.ORIGIN_FILE} has {recorded[:12]}"
         )
     return vocabulary
 

@@ -31,11 +31,9 @@ def check_mesh(
         sharding.check_division("model.experts.count", count, devices)
     if microbatches < 1:
         raise SettingError(f"{prefix}microbatches={microbatches} should be at least 1")
-    if batch_size % microbatches:
-        raise SettingError(
-            f"{prefix}batch_size={batch_size} should be a multiple of {prefix}microbatches={microbatches}"
-        )
     what = f"{prefix}batch_size"
+    if batch_size % microbatches:
+        raise SettingError(f"{what}={batch_size} should be a multiple of microbatches={microbatches}")
     if microbatches > 1:
         what += f"={batch_size} / {prefix}microbatches={microbatches}"
     rows = {axis: sizes.get(axis, 1) for axis in sharding.BATCH_MESH_AXES}
