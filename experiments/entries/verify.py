@@ -155,7 +155,7 @@ def check_same_data(archive: Archive, seed: int, folder: Path) -> None:
     if not folders:
         raise SettingError(f"{folder} has no stage to compare the data of")
     for stage, place in folders.items():
-        recorded = archive.json(f"seed-{seed}/stages/{stage}/{provenance.FILE}")
+        recorded = archive.json(f"seed-{seed}/stages/{stage}/{provenance.ORIGIN_FILE}")
         here = provenance.read(place)
         for part in ("vocabulary", "data"):
             if changed := setting_changes(recorded[part], here[part]):

@@ -31,7 +31,7 @@ from experiments.runs.result import check_settings
 from experiments.runs.sources import Sources
 from experiments.runs.stages import external_checkpoint
 from experiments.study.entry_checks import check_mixer
-from experiments.study.experiment import Experiment
+from experiments.study.experiment import Experiment, PhaseConfig
 from experiments.study.settings_diff import setting_changes
 from lm import sharding
 from lm.config.base import SettingError, check_numbers, leaves
@@ -72,11 +72,16 @@ def check_experiment(experiment: Experiment, sources: Sources) -> None:
 def check_devices(experiment: Experiment, devices: int) -> dict[str, int]:
     """Return ``{mesh axis: size}`` on so many devices.
 
-    Raises SettingError for a mesh, a size of the model or a batch that cannot be split over them.
+    Raises SettingError for a mesh, a size of the model or a batch of training that cannot be split over them.
     """
     sizes = experiment.mesh.sizes(devices)
-    for training in (experiment.pretraining, experiment.finetuning):
-        check_mesh(experiment.model, sizes, training.batch_size, training.microbatches)
+    phases: dict[str, PhaseConfig] = {}
+    if pretrains(experiment):
+        phases["pretraining."] = experiment.pretraining
+    if finetunes(experiment) and (experiment.tuning.mixtures or experiment.tuning.heads):
+        phases["finetuning."] = experiment.finetuning
+    for prefix, training in phases.items():
+        check_mesh(experiment.model, sizes, training.batch_size, training.microbatches, prefix)
     return sizes
 
 
@@ -179,9 +184,9 @@ def report_truncated_examples(stages: Sequence[Stage], inputs: Inputs, say: Call
 
     At most MEASURED_EXAMPLES, drawn at random, are read.
     """
-    for stage in stages:
-        if not isinstance(stage, HeadFinetuning):
-            continue
+    # by task, since each branch of pre-training is fine-tuned on the same rows
+    tuned = {stage.task_names: stage for stage in stages if isinstance(stage, HeadFinetuning)}
+    for stage in tuned.values():
         reader = reader_of(stage.settings, stage.task, inputs.vocabulary)
         examples = inputs.sources.rows(stage.task, "train")
         measured = np.random.default_rng(0).permutation(len(examples))[:MEASURED_EXAMPLES].tolist()
@@ -607,7 +612,8 @@ def check_counts(experiment: Experiment) -> None:
 def tasks_from_files(experiment: Experiment) -> list[Task | LabelledTask]:
     """Return the tasks from files that a run trains on; raise SettingError if one lacks a split."""
     tuning = experiment.tuning
-    if not finetunes(experiment) and experiment.mixing.pretraining == "corpus":
+    learns_tasks = finetunes(experiment) or experiment.counts.model == "tagger"
+    if not learns_tasks and experiment.mixing.pretraining == "corpus":
         return []
     tasks: list[Task | LabelledTask] = [
         task for name in tuning.mixtures if is_task_file(name) for task in mixture(name)
@@ -616,7 +622,7 @@ def tasks_from_files(experiment: Experiment) -> list[Task | LabelledTask]:
     for task in tasks:
         for split in ("train", "validation"):
             if getattr(task, split) is None:
-                raise SettingError(f"{task.file}: [splits] lacks {split!r}, which fine-tuning reads")
+                raise SettingError(f"{task.file}: [splits] lacks {split!r}, which training reads")
     return tasks
 
 

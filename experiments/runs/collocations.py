@@ -49,9 +49,9 @@ def collocations_path(experiment: Experiment, vocabulary: Tokenizer, sources: So
 
 
 def first_tokens(documents: Iterator[str], vocabulary: Tokenizer) -> EncodedDocuments:
-    """Return documents as tokens, the first of them until they have COUNTED_TOKENS together."""
+    """Return the first documents as tokens: as many as have COUNTED_TOKENS together."""
     parts, count = list[EncodedDocuments](), 0
-    while count < COUNTED_TOKENS and (few := [*islice(documents, DOCUMENTS_PER_CALL)]):
-        parts.append(encode_documents(few, vocabulary))
+    while count < COUNTED_TOKENS and (texts := [*islice(documents, DOCUMENTS_PER_CALL)]):
+        parts.append(encode_documents(texts, vocabulary))
         count += len(parts[-1].tokens)
     return concatenate(parts)

@@ -33,7 +33,7 @@ from experiments.study.names import STARTS_FOLDER
 from experiments.study.overrides import CONVERTIBLE_MODEL_SETTINGS, NO_SETTINGS, start_changes
 from experiments.study.paths import check_runs
 from experiments.study.settings_diff import result_settings
-from lm.config.base import SettingError, changes, did_you_mean
+from lm.config.base import SettingError, changes, did_you_mean, read_object
 from lm.config.model import ModelConfig
 from lm.files import atomic_folder, locked_if_possible, write
 from lm.special_tokens import special_ids
@@ -309,7 +309,7 @@ def _kind(folder: Path, stage: "NetworkStage | None") -> str:
     """Return the kind of model, with which the name of its folder begins."""
     if stage is not None:
         return stage.settings.model.architecture
-    kind = json.loads((folder / CONFIG).read_text()).get("model_type")
+    kind = read_object(folder / CONFIG).get("model_type")
     return "".join(letter for letter in str(kind) if letter.isalnum() or letter in "-_")[:40]
 
 

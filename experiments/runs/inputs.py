@@ -128,9 +128,8 @@ def held_out_text(experiment: Experiment, inputs: Inputs) -> HeldOutText:
 def encoded_tasks(mixtures: Sequence[str], inputs: Inputs) -> dict[str, EncodedExamples]:
     """Return task -> its training set, for all tasks in the mixtures."""
     tasks = [task for name in mixtures for task in mixture(name) if task.train]
-    rows = [inputs.sources.rows(task, "train") for task in tasks]
-    pairs = zip(tasks, rows, strict=True)
-    return {task.name: EncodedExamples(task, each, inputs.vocabulary) for task, each in pairs}
+    rows, vocabulary = inputs.sources.rows, inputs.vocabulary
+    return {task.name: EncodedExamples(task, rows(task, "train"), vocabulary) for task in tasks}
 
 
 def mixture_lengths(experiment: Experiment, names: Sequence[str]) -> Lengths:

@@ -15,8 +15,10 @@ from experiments.runs.kinds.head import HeadFinetuning, head_config
 from experiments.runs.kinds.network import NetworkStage
 from experiments.runs.kinds.pretraining import ExternalCheckpoint
 from experiments.runs.kinds.stage import LabelledStage, Stage
+from experiments.runs.kinds.vectors import SkipGram
 from experiments.runs.paths import find_cache, start_folder
 from experiments.runs.result import read_result
+from experiments.runs.scores import held_out
 from experiments.runs.start_origin import hub_name, training_of_start
 from experiments.study.experiment import Experiment
 from lm.config.training import Weights
@@ -218,21 +220,28 @@ def training_lines(run: Path, stage: NetworkStage) -> list[str]:
 
 def _stage_line(stage: NetworkStage) -> str:
     """Return what a stage was trained on and for how long."""
-    settings = stage.settings
+    settings, vectors = stage.settings, stage.settings.vectors
     if settings.model.published and not settings.start.model and stage.is_pretraining:
         return "A published checkpoint, as it was imported"
-    training = stage.training
-    length = settings.tuning.inputs_length if stage.task_names else settings.data.inputs_length
     steps = stage.progress_if_unfinished.removeprefix("step ") or f"{stage.num_steps:,}"
-    how = (
-        f"{steps} steps of {training.batch_size} rows of up to {length} tokens, "
-        f"{training.optimizer.name}, learning rate {training.optimizer.learning_rate:g}, seed {settings.seed}"
-    )
-    if stage.task_names:
-        tasks = ", ".join(map(task_name, stage.task_names))
-        return f"Fine-tuning on `{tasks}`{_trained_part(stage)}: {how}"
     corpus = " + ".join(map(_without_folder, corpus_parts(settings.data.corpus)))
-    return f"Pre-training on `{corpus}`{_objective(settings)}: {how}"
+    if isinstance(stage, SkipGram):
+        how = f"passes over the text: {steps}, learning rate {vectors.learning_rate:g}, seed {settings.seed}"
+        return f"Skip-gram on `{corpus}`: {how}"
+    texts, lengths = [], []
+    if stage.reads_corpus:
+        texts.append(f"`{corpus}`{_objective(settings)}")
+        lengths.append(settings.data.inputs_length)
+    if stage.task_names:
+        texts.append(f"`{', '.join(map(task_name, stage.task_names))}`")
+        lengths.append(settings.tuning.inputs_length)
+    kind = "Pre-training" if stage.is_pretraining else "Fine-tuning"
+    training = stage.training
+    return (
+        f"{kind} on {' and on '.join(texts)}{_trained_part(stage)}: {steps} steps of {training.batch_size} "
+        f"rows of up to {max(lengths)} tokens, {training.optimizer.name}, learning rate "
+        f"{training.optimizer.learning_rate:g}, seed {settings.seed}"
+    )
 
 
 def _trained_part(stage: NetworkStage) -> str:
@@ -264,10 +273,15 @@ def _scores(run: Path, stage: NetworkStage, weights: Weights, has_head: bool) ->
     result = read_result(run)
     if result is None:
         return "None: the run has no scores.json."
-    scored = [task for task in stage.tasks["validation"] if task.name in result.tasks]
-    lines = [_score_line(cast(AnyTask, task), result.tasks[task.name]) for task in scored]
-    if not lines and stage.is_pretraining and result.held_out_loss is not None:
-        return f"Loss of its objective on held-out text: {result.held_out_loss:.3f} nats per token."
+    results = result.tasks
+    if not stage.is_compared:  # fine-tuned before the end of pre-training, which other scores belong to
+        step = str(stage.parent_step)
+        results = {task: by_step[step] for task, by_step in result.branches.items() if step in by_step}
+    scored = [task for task in stage.tasks["validation"] if task.name in results]
+    lines = [_score_line(cast(AnyTask, task), results[task.name]) for task in scored]
+    loss = held_out(stage.folder)["held_out_loss"] if stage.is_pretraining else None
+    if not lines and loss is not None:
+        return f"Loss of its objective on held-out text: {loss:.3f} nats per token."
     if not lines:
         return "None."
     table = ["| task | measure | score | split | n |", "|:---|:---|---:|:---|---:|", *lines]
@@ -276,6 +290,8 @@ def _scores(run: Path, stage: NetworkStage, weights: Weights, has_head: bool) ->
         notes.append("A score on validation rows is that of the checkpoint that was chosen on them.")
     if stage.has_head and not has_head:
         notes.append("The scores are of the head that was left out.")
+    if stage.member is not None:
+        notes.append("The scores are of the whole ensemble, of which this is one member.")
     if weights != "scored":
         notes.append(f"The scores are of the parameters that evaluations use, the files have `{weights}`.")
     return "\n\n".join(["\n".join(table), *([" ".join(notes)] if notes else [])])

@@ -20,9 +20,8 @@ from lm.files import json_with_checksum, parse_with_checksum, write
 
 SETTINGS, PATHS, SCORES = "settings.json", "paths.json", "scores.json"  # in the folder of a run
 STAGES = "phases"  # what scores.json calls the folders of stages, also in published results
-CACHE = (
-    "LM_CACHE"  # environment variable: the cache of all runs that are opened, in place of the recorded one
-)
+# environment variable that names the cache of all runs that are opened, in place of the recorded one
+CACHE = "LM_CACHE"
 DEFAULT_CACHE = Path("runs") / "cache"
 # files of a run and of its stages that reports and archives are made of: no checkpoints and no texts
 RECORDS = ("settings.json", "scores.json", "metrics.jsonl", "origin.json", "run.json")
@@ -80,18 +79,18 @@ def is_pretraining(name: str) -> bool:
 def is_compared(name: str) -> bool:
     """Return whether experiments are compared by the scores of the stage of this name.
 
-    They are by the last phase of pre-training, by fine-tuning after all of pre-training, and by count-based
-    models; not by skip-gram, the start pre-training, earlier phases or earlier branches.
+    Compared are the last phase of pre-training, fine-tuning after all of pre-training, and count-based
+    models; not skip-gram, the start pre-training, earlier phases or earlier branches.
     """
     return base_name(name) not in (START, VECTORS) and not name.startswith((BRANCH, PHASE))
 
 
 def model_of_run(names: Iterable[str]) -> str:
-    """Return the name of the stage whose model is meant where a run is named alone: the fine-tuned one.
+    """Return the name of the stage whose model is meant where a run is named alone.
 
-    Of several it is the first, and the pre-trained one where nothing is fine-tuned. ``names`` are those of
-    the stages that will do, in the order of training. All commands and notebooks follow this, and print which
-    model it is; ``--start`` alone goes on from pre-training, as fine-tuning does.
+    It is the first fine-tuning, or pre-training if nothing is fine-tuned. ``names`` are those of the stages
+    to choose from, in the order of training. All commands and notebooks follow this rule, and print which
+    model it is. Only ``--start`` has another: it goes on from pre-training, as fine-tuning does.
     """
     compared = [*filter(is_compared, names)]
     return next((name for name in compared if not is_pretraining(name)), compared[0])

@@ -3,7 +3,7 @@
 from experiments.study.experiment import Experiment
 
 PLATEAU_MARGIN = 0.2  # below the unigram loss: a model has left the plateau [nats per content token]
-# Over a text, which teach nearly as much as as many tokens of new text (Muennighoff et al. 2023).
+# Up to so many passes over a text teach nearly as much as new text of that length (Muennighoff et al. 2023).
 MAX_PASSES = 4
 
 

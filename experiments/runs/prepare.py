@@ -142,5 +142,5 @@ def _report_unwritable(
         if share >= MANY_UNWRITABLE:
             say(
                 f"{share:.0%} of the answers of {name} have characters that the vocabulary lacks, and can "
-                "never be written right: --data.unknown bytes writes all"
+                "never be written right: unigram and bpe with --data.unknown bytes write all"
             )

@@ -23,7 +23,6 @@ from lm.train.runtime.records import now
 if TYPE_CHECKING:
     from experiments.runs.result import Result
 
-FILE = ORIGIN_FILE
 PARTS_OF_FINISHED = ("settings", "vocabulary", "data")  # what is compared of a finished stage
 PARTS = (*PARTS_OF_FINISHED, "code", "packages")  # and of one that resumes
 # data that are made of the text before training; they are compared where they were made or read
@@ -42,7 +41,7 @@ def allowed(names: str) -> frozenset[str]:
 
 def read(folder: Path) -> dict[str, Any]:
     """Return the record of the stage in ``folder``; SettingError if it is missing or damaged."""
-    path = folder / FILE
+    path = folder / ORIGIN_FILE
     try:
         recorded = parse_with_checksum(path.read_bytes(), path)
     except FileNotFoundError as error:
@@ -64,7 +63,7 @@ def _is_valid(name: str, value: Any) -> bool:
 
 def record(folder: Path, current: Provenance, past: Sequence[Mapping[str, Any]] = ()) -> None:
     """Write what the stage in ``folder`` is trained with; ``past``: what changed since it was started."""
-    write(folder / FILE, json_with_checksum({**current, "allowed": [*past]}))
+    write(folder / ORIGIN_FILE, json_with_checksum({**current, "allowed": [*past]}))
 
 
 def differences(folder: Path, current: Provenance, state: str) -> dict[str, list[str]]:
@@ -90,7 +89,8 @@ def check(
 ) -> None:
     """Record the ``current`` provenance of the stage in ``folder``, which is "new", "begun" or "finished".
 
-    SettingError with what changed if that is not in ``allow``; allowed changes are reported and recorded.
+    SettingError with what changed if that is not in ``allow``. Allowed changes are reported and, unless the
+    stage has finished, recorded.
     """
     changes = differences(folder, current, state)
     text = "".join(f"\n  {line}" for lines in changes.values() for line in lines)
@@ -144,8 +144,8 @@ def own_code() -> dict[str, str]:
 def other_modules_note(runs: "Iterable[Result | None]") -> str:
     """Return which of these finished runs were trained with other modules of the user's own than now.
 
-    "" if none was. Without such modules no run is read. A module is recorded for each run that it was loaded
-    for, also where the row has nothing of it, so that not each of these runs would now come out otherwise.
+    "" if none was. Without such modules no run is read. A run records every module that was loaded, even if
+    its row uses nothing of it: a changed module need not change the run.
     """
     now, others, count = own_code(), set[str](), 0
     folders: dict[Path, None] = {}  # of these runs, and of the stages that they share with other runs
@@ -205,7 +205,7 @@ def files_of(name: str) -> list[Path]:
 
 @cache  # a process asks several times, and reading the syntax of all files takes a quarter of a second
 def parse_module(source: bytes) -> Module:
-    """Return what a module does and imports, by its source."""
+    """Return the digest of what a module does, and its imports, by its source."""
     tree = ast.parse(source)
     parts: list[str] = []
     imports: set[str] = set()

@@ -53,7 +53,7 @@ class Result:
     content_loss: float | None = None  # held-out, after pre-training, on content tokens [nats/token]
     reference_loss: float | None = None  # unigram loss: of a model without context [nats/token]
     exit_step: int | None = None  # pre-training step at which it left the unigram plateau; None: never
-    # held-out: how many predictions of content are one of its ten most frequent pieces
+    # held-out: share of the predictions of content tokens that are one of the ten most frequent ones
     top_ten_share: float | None = None
     # of whole held-out documents at each evaluation of a language model: the step, the seconds of training up
     # to it, and the numbers of ``Likelihood``
@@ -68,12 +68,13 @@ class Result:
     def __post_init__(self):
         for name, best in _items("tasks", self.tasks):
             _check_task(name, best)
-        signed = any(SIGNED & best["metrics"].keys() for best in self.tasks.values())
-        bits = any(best.get("measure", "score") != "score" for best in self.tasks.values())
+        has_signed = any(SIGNED & best["metrics"].keys() for best in self.tasks.values())
+        has_bits = any(best.get("measure", "score") != "score" for best in self.tasks.values())
+        low, high = -100 * has_signed - 1e4 * has_bits, 100 + 700 * has_bits
         for name, score in _items("columns", self.columns):
             if score is None and self.undefined(name):
                 continue
-            _check_range(name, score, -100 * signed - 1e4 * bits, 100 + 700 * bits)
+            _check_range(name, score, low, high)
         for times, loss in _items("length_losses", self.length_losses):
             _check_range(f"length_losses {times}", loss, 0, LARGEST)
             if not re.fullmatch("[1-9][0-9]{0,8}", times):
@@ -89,42 +90,36 @@ class Result:
                 if not re.fullmatch("[0-9]{1,12}", updates):
                     raise SettingError(f"branches of {task} are not named by a number of updates")
                 _check_task(task, best)
-        for end, costs in _items("phase_costs", self.phase_costs):
-            if not re.fullmatch("[0-9]{1,12}", end) or set(costs) != {"flops", "content_tokens"}:
+        for end, phase in _items("phase_costs", self.phase_costs):
+            if not re.fullmatch("[0-9]{1,12}", end) or set(phase) != {"flops", "content_tokens"}:
                 raise SettingError("phase_costs should have flops and content_tokens by number of updates")
-            for name, amount in costs.items():
+            for name, amount in phase.items():
                 _check_range(f"{name} of a phase", amount, 0, 1e300)
         for each in self.likelihoods:
             _check_likelihood(each)
-        for name, count in [
-            ("seconds", self.seconds),
-            ("parameters", self.parameters),
-            ("tokens", self.tokens),
-            ("content_tokens", self.content_tokens),
-            ("start_tokens", self.start_tokens),
-            ("flops", self.flops),
-            ("start_flops", self.start_flops),
-            *_items("records", self.records),
-        ]:
-            _check_range(name, count, 0, 1e300)
+        names = "seconds parameters tokens content_tokens start_tokens flops start_flops".split()
+        costs = {name: getattr(self, name) for name in names}
+        for name, amount in [*costs.items(), *_items("records", self.records)]:
+            _check_range(name, amount, 0, 1e300)
         for _, path in _items("stages", self.stages):
             if not isinstance(path, str) or Path(path).is_absolute() or ".." in Path(path).parts:
                 raise SettingError("the folder of a stage lies outside of the runs")
 
     def undefined(self, column: str) -> dict[str, str]:
-        """Task -> why its score in this column has no value."""
+        """Return {task: why its score in this column has no value}; {} if all have one."""
         tasks = {name: best for name, best in self.tasks.items() if best["column"] == column}
-        found = {name: best.get(UNDEFINED, {}).get("score") for name, best in tasks.items()}
-        return {name: reason for name, reason in found.items() if reason is not None}
+        reasons = {name: best.get(UNDEFINED, {}).get("score") for name, best in tasks.items()}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
 
     @property
     def seed(self) -> int:
         return int(self.folder.name.removeprefix("seed-"))
 
     def likelihood(self, seconds: float = inf) -> Likelihood | None:
-        """Return that of the held-out documents after so much training; None before the first evaluation.
+        """Return the likelihood of the held-out documents after this much training.
 
-        Between two evaluations minus the log-probability is linear in the logarithm of time.
+        None before the first evaluation. Between two evaluations the negative log-probability is linear in
+        the logarithm of time.
         """
         if not self.likelihoods or seconds < self.likelihoods[0]["seconds"]:
             return None
@@ -133,9 +128,10 @@ class Result:
         return likelihood_of(self.likelihoods[-1])._replace(nats=nearest)
 
     def example_values(self, task: str) -> dict[str, np.ndarray]:
-        """Return what each report row of a task came to, by name of the value; {} if not kept.
+        """Return {name of a value: its value for each report row of a task}; {} if they were not kept.
 
-        DataError if the file is damaged or another run's, by the checksum beside the task's score.
+        DataError if the file does not fit the checksum beside the task's score: it is damaged or another
+        run's.
         """
         folders = self.stage_folders().values()
         places = [*folders, *(folder.parent for folder in folders)]  # of an ensemble beside its members
@@ -195,7 +191,7 @@ def _check_range(name: str, value: Any, low: float, high: float) -> None:
 
 
 def _check_task(name: str, best: Any) -> None:
-    """SettingError unless a task says its column, metric, step, score and metrics."""
+    """Raise SettingError unless a task has its column, metric, step, score and metrics."""
     fields = dict(_items(name, best))
     if not all(isinstance(fields.get(text), str) for text in ("column", "metric")):
         raise SettingError(f"{name} lacks its column or its metric")
@@ -207,14 +203,17 @@ def _check_task(name: str, best: Any) -> None:
     for metric, value in (metrics | {"score": fields.get("score")}).items():
         if value is None and isinstance(undefined.get(metric), str):
             continue
-        of = measure if metric == "score" else metric
-        _check_range(f"{metric} of {name}", value, *UNBOUNDED.get(of, (low, 100)))
+        least, most = UNBOUNDED.get(measure if metric == "score" else metric, (low, 100))
+        _check_range(f"{metric} of {name}", value, least, most)
 
 
 def check_settings(
     experiment: Experiment, folder: Path, allowed: Callable[[str], object] | None = None
 ) -> None:
-    """SettingError if ``folder`` holds a run of other settings, unless ``allowed`` is told the difference."""
+    """Raise SettingError if ``folder`` holds a run of other settings.
+
+    allowed: if given, it is called with the difference, and nothing is raised.
+    """
     path = folder / "settings.json"
     if not path.exists():
         return
@@ -248,7 +247,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def write_result(folder: Path, values: Mapping[str, Any]) -> None:
-    """``scores.json``: what a run scored and cost, bound to the settings of the run in ``folder``."""
+    """Write ``scores.json``: what a run scored and cost, with the checksum of the settings in ``folder``."""
     write(folder / "scores.json", json_with_checksum({**values, "settings": fingerprint(folder)}))
 
 
@@ -272,7 +271,7 @@ def read_result(folder: Path, scale: Path | None = None) -> Result | None:
 
 
 def _said(result: Result, column: str) -> str:
-    """The score of a column; where it has none, why."""
+    """Return the score of a column as text; where it is undefined, why."""
     score = result.columns[column]
     if score is not None:
         return f"{column} {score:.2f}"

@@ -24,17 +24,18 @@ def columns(best: dict[str, dict]) -> dict[str, float | None]:
     scores: dict[str, list[float | None]] = {}
     for task in best.values():
         scores.setdefault(task["column"], []).append(task["score"])
-    known = {column: [x for x in values if x is not None] for column, values in scores.items()}
-    return {
-        column: sum(known[column]) / len(values) if len(known[column]) == len(values) else None
-        for column, values in scores.items()
-    }
+    means: dict[str, float | None] = {}
+    for column, values in scores.items():
+        known = [value for value in values if value is not None]
+        means[column] = sum(known) / len(known) if len(known) == len(values) else None
+    return means
 
 
 def held_out(folder: Path | None) -> dict[str, Any]:
     """Return the losses on held-out text after the pre-training in ``folder``, and when it left the plateau.
 
-    None: never, or no pre-training. ``denoiser_losses`` has a loss per denoiser of a mixture.
+    folder: None without pre-training. A loss that was not measured is None, and so is ``exit_step`` of a
+    model that stayed on the plateau. ``denoiser_losses`` has a loss per denoiser of a mixture.
     """
     lines = records(folder) if folder else []
     evaluations = [line for line in lines if line["kind"] == "eval"]
@@ -51,7 +52,7 @@ def held_out(folder: Path | None) -> dict[str, Any]:
 def likelihoods(folder: Path, first_step: int) -> list[dict[str, float]]:
     """Return the likelihood of held-out documents at each evaluation of the language model in ``folder``.
 
-    Each with the seconds of training from ``first_step`` up to it; empty if it was asked about none.
+    Each has the seconds of training from ``first_step`` up to it; [] if no documents were scored.
     """
     found = []
     for line in records(folder):
@@ -74,15 +75,21 @@ def cost(first_steps: Mapping[Path, int]) -> dict[str, float]:
     """
     seconds = sum(total(folder, "seconds_per_step", first) for folder, first in first_steps.items())
     tokens = sum(total(folder, "tokens", first) for folder, first in first_steps.items())
-    return {"seconds": seconds, "tokens": int(tokens)}
+    return {"seconds": seconds, "tokens": round(tokens)}
 
 
 def total(folder: Path, name: str, first_step: int, until: float = inf) -> float:
-    """Return the sum over the steps of a stage: a record is of the steps since the one before."""
+    """Return the sum over the steps of a stage of a value per step.
+
+    Each record stands for the steps since the one before. One without the value, as that of a single step
+    after compiling, saving or evaluating, counts as the mean of the others.
+    """
     lines = [record for record in records(folder) if record["kind"] == "train"]
+    known = [line[name] for line in lines if name in line]
+    mean = sum(known) / max(len(known), 1)
     before = [first_step, *(line["step"] for line in lines[:-1])]
     pairs = zip(lines, before, strict=False)
-    return sum(line.get(name, 0.0) * max(min(line["step"], until) - step, 0) for line, step in pairs)
+    return sum(line.get(name, mean) * max(min(line["step"], until) - step, 0) for line, step in pairs)
 
 
 def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:
@@ -104,7 +111,7 @@ def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Map
             # Pre-trainings for different tasks have the same phases, whose costs add up.
             costs = phase_costs.setdefault(str(stage.training.steps), {"flops": 0.0, "content_tokens": 0})
             costs["flops"] += flops[stage.name]
-            costs["content_tokens"] += int(content[stage.name])
+            costs["content_tokens"] += round(content[stage.name])
     result = {
         **values,
         "columns": columns(values["tasks"]),
@@ -112,8 +119,8 @@ def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Map
         "likelihoods": likelihoods(models[0].folder, models[0].first_step) if models else [],
         "flops": sum(flops.values()),
         "start_flops": sum(flops[stage.name] for stage in starts),
-        "content_tokens": int(sum(content.values())),
-        "start_tokens": int(sum(content[stage.name] for stage in starts)),
+        "content_tokens": round(sum(content.values())),
+        "start_tokens": round(sum(content[stage.name] for stage in starts)),
         "phase_costs": phase_costs,
         **cost({stage.folder: stage.first_step for stage in stages}),
         STAGES: {name: os.path.relpath(path.resolve(), scale) for name, path in folders.items()},

@@ -78,8 +78,7 @@ def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None
         return _count_stages(experiment, run)
     shared_stages = SharedStages(run, cache)
     tuning = experiment.tuning
-    tasks_with_heads = tuning.heads
-    downstream_tasks = (*tuning.mixtures, *tasks_with_heads)
+    downstream_tasks = (*tuning.mixtures, *tuning.heads)
     members = _ensemble_members(experiment)
     pretrains = experiment.pretraining.steps > 0
     parents: dict[tuple[int | None, str], NetworkStage | None] = {}
@@ -96,7 +95,7 @@ def stages(experiment: Experiment, run: Path = Path(), cache: Path | None = None
     fractions = tuning.branches[::-1] if pretrains else (1.0,)
     for task, fraction, (member, settings) in product(downstream_tasks, fractions, members):
         if experiment.finetuning.steps:
-            kind = HeadFinetuning if task in tasks_with_heads else TextFinetuning
+            kind = HeadFinetuning if task in tuning.heads else TextFinetuning
             name = branch_name(task_name(task), fraction)
             parent = parents[member, task]
             if not pretrains:  # the parent is an external checkpoint, skip-gram or None
@@ -271,9 +270,8 @@ class SharedStages:
         # Branches choose which checkpoints are kept.
         tuning = replace(hashed_settings.tuning, branches=settings.tuning.branches)
         stage_settings = replace(hashed_settings, tuning=tuning, **settings_for_training)
-        task_names: tuple[str, ...] = ()
-        if hashed_settings.mixing.pretraining != "corpus":
-            task_names = hashed_settings.tuning.mixtures
+        reads_tasks = hashed_settings.mixing.pretraining != "corpus"
+        task_names = hashed_settings.tuning.mixtures if reads_tasks else ()
         folder = self.shared_folder(hashed_settings, settings)
         teacher = settings.distillation.teacher
         teacher_folder = start_folder(teacher, self.cache) if teacher else None
@@ -305,9 +303,7 @@ class SharedStages:
         # Only settings that differ from the baseline's are hashed, so that settings added later do not change
         # the hash.
         changed = diff(BASELINE, hashed_settings)
-        contents: dict[str, object] = {}
-        for path, (_, new) in changed.items():
-            contents[path] = str(new)
+        contents: dict[str, object] = {path: str(new) for path, (_, new) in changed.items()}
         if settings.data.vocabulary_texts == "corpus+tasks" and settings.tuning.mixtures:
             contents["texts"] = settings.tuning.mixtures
         key = hashlib.sha256(json.dumps(contents).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Read where the model of a start comes from: its name on the hub, or how the run was trained it copies."""
+"""Reads where the model of a start comes from: its name on the hub, or the training of the run it copies."""
 
 from pathlib import Path
 
@@ -18,13 +18,13 @@ def hub_name(start: Path) -> str | None:
 
 
 def training_of_start(start: Path) -> list[str]:
-    """Return a line for each stage by which the run was trained that a start is a copy of; [] if unknown."""
+    """Return how the run that a start copies was trained, a line per stage; [] if unknown."""
     path = start / TRAINING_FILE
     return path.read_text("utf-8").splitlines() if path.exists() else []
 
 
 def copy_origin(start: Path, made: Path) -> None:
-    """Copy what is known of the origin of a start to another one that was made of its weights."""
+    """Copy what is known of a start's origin to another start, which was made of its weights."""
     for name in (HUB_NAME_FILE, TRAINING_FILE):
         if (start / name).exists():
             write(made / name, (start / name).read_text("utf-8"))

@@ -21,8 +21,8 @@ BITS = "bits_per_byte"  # of the right answers of a task: decides between equal 
 def best_of(task: BaseTask, folder: Path, step: int | None = None) -> dict[str, Any]:
     """Return the best evaluation of a task, as the paper reports it: every task by its own checkpoint.
 
-    Of several with the same score it is the one with the likeliest right answers, else the last: as of
-    checkpoints. With ``step`` it is the evaluation of that.
+    Of several with the same score it is the one with the likeliest right answers, else the last.
+    step: if given, the evaluation after this step is returned.
     """
     name = task.name
     evaluations = [r for r in records(folder) if f"{name}/score" in r or f"{name}/{UNDEFINED}" in r]
@@ -70,11 +70,9 @@ def task_score(task: BaseTask, step: int, metrics: Mapping[str, Value]) -> dict[
 
 
 def read_report_scores(folder: Path) -> dict[str, Any]:
-    """Return the scores of a stage on report rows: ``step``, ``trained`` and ``tasks``; {} if not there yet.
+    """Return the scores of a stage on report rows: ``step``, ``trained`` and ``tasks``; {} before they exist.
 
-    ``trained`` is when its training came to the step; old scores lack it.
-
-    DataError if it is damaged.
+    ``trained`` is when training reached the step; old scores lack it. DataError if the file is damaged.
     """
     path = folder / "report" / "scores.json"
     return parse_with_checksum(path.read_bytes(), path, "delete it") if path.exists() else {}

@@ -89,7 +89,10 @@ class Trained:
         return self.vocabulary.add_special_tokens(ids, begin, end)
 
     def encode_gaps(self, text: str) -> tuple[list[int], list[int]]:
-        """Return the ids of a text with [MASK] for gaps, and the sentinels there; none if masks are there."""
+        """Return the ids of a text with [MASK] for gaps, and the sentinels that stand there.
+
+        There are none if the model reads [MASK] itself.
+        """
         vocabulary, count = self.vocabulary, text.count(MASK)
         shown = {denoiser.objective.inputs for denoiser in self.stage.settings.objective.denoisers}
         by_sentinels = "sentinels" in shown
@@ -156,7 +159,7 @@ def open_run(folder: Path, stages: Sequence[Stage], name: str = "", option: str 
     """
     cache_compiled(find_cache(folder))
     models = {stage.name: stage for stage in networks(stages) if stage.has_text_model}
-    stage = chosen(folder, models, name)
+    stage = chosen(folder, models, name, option)
     mesh = sharding.make_mesh(stage.settings.mesh)
     model, put = stage.restore_transformer(mesh), stage.transformer_steps(mesh).shard_batch
     which = describe_model(folder, stage.name, models, option, stage.progress_if_unfinished)
@@ -223,7 +226,7 @@ def with_head(texts: TrainableModel, stage: NetworkStage) -> TrainableModel:
 def language_models(stages: Sequence[Stage], name: str) -> list[Stage]:
     """Return the stages among which a command that needs probabilities of tokens chooses.
 
-    Unless a stage is named, these have no head, which leaves the output matrix as it was before.
+    Unless a stage is named, those with a head are left out: tuning it does not train the output matrix.
     """
     without_head = [stage for stage in stages if name or not stage.has_head]
     return without_head or [*stages]
@@ -235,7 +238,7 @@ def embedding_of(folder: Path, stages: Mapping[str, NetworkStage], name: str) ->
     By default it is skip-gram's, or ``model_of_run``'s where there is none.
     """
     default = next((each for each, stage in stages.items() if not stage.has_text_model), "")
-    stage = chosen(folder, stages, name or default)
+    stage = chosen(folder, stages, name or default, "--stage")
     params = stage.restore_state(sharding.make_mesh(stage.settings.mesh)).params
     which = describe_model(folder, stage.name, stages, "--stage", stage.progress_if_unfinished)
     table = token_embeddings(params, which)
@@ -256,15 +259,19 @@ def token_embeddings(params: Mapping[str, Any], which: str) -> np.ndarray:
     )
 
 
-def chosen(folder: Path, models: Mapping[str, T], name: str) -> T:
-    """Return the model called ``name``, else ``model_of_run``'s; SettingError with the nearest for none."""
+def chosen(folder: Path, models: Mapping[str, T], name: str, option: str = "--mixture") -> T:
+    """Return the model called ``name``, else ``model_of_run``'s; SettingError with the nearest for none.
+
+    option: that which gave the name, for the message; empty in Python.
+    """
     if not models:
         raise SettingError(
             f"{folder} has no model for this: its settings ask for neither pre-training nor fine-tuning "
             "that trains one (pretraining.steps, finetuning.steps, tuning)"
         )
     if name and name not in models:
-        raise SettingError(f"--mixture {name!r} is no part of {folder}{did_you_mean(name, models)}")
+        named = f"{option} {name!r}".lstrip()
+        raise SettingError(f"{named} is no part of {folder}{did_you_mean(name, models)}")
     return models[name or model_of_run(models)]
 
 

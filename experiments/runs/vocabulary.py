@@ -17,7 +17,7 @@ from lm.data.tasks.task import Task
 from lm.files import matches_checksum, write
 from lm.tokenizers.huggingface import load_tokenizer
 from lm.tokenizers.sentencepiece import REQUIRED_CHARACTERS, train_sentencepiece
-from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS, UNK, Tokenizer
+from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS, Tokenizer
 from lm.tokenizers.wordpiece import train_wordpiece
 
 TOKENIZER_FOLDER = "tokenizer"  # in the folder of a stage
@@ -76,10 +76,10 @@ def _task_rows(experiment: Experiment, sources: Sources) -> list[TaskRows]:
 
 
 def unwritable_answers(task: Task, rows: TfdsRows | TableRows, vocabulary: Tokenizer) -> float:
-    """Return the share of a task's first answers with a character that our own vocabulary lacks."""
+    """Return the share of a task's first answers with a character that the vocabulary lacks."""
     answers = [task.to_text(rows[number])[1] for number in range(min(SAMPLED_ANSWERS, len(rows)))]
     encoded = vocabulary.encode_batch(answers)
-    return sum(UNK in ids for ids in encoded) / max(len(encoded), 1)
+    return sum(vocabulary.unk in ids for ids in encoded) / max(len(encoded), 1)
 
 
 def store_vocabulary(stage: Path, vocabulary: Tokenizer) -> None:
@@ -102,7 +102,7 @@ def stored_vocabulary(stage: Path, experiment: Experiment) -> Tokenizer:
     if recorded not in (NO_FINGERPRINT, vocabulary.fingerprint):
         raise SettingError(
             f"{folder} is not the vocabulary that this model was trained with: its fingerprint is "
-            f"{vocabulary.fingerprint[:12]}, {stage / provenance.FILE} has {recorded[:12]}"
+            f"{vocabulary.fingerprint[:12]}, {stage / provenance.ORIGIN_FILE} has {recorded[:12]}"
         )
     return vocabulary
 

@@ -28,8 +28,8 @@ class Claim:
 
     better: Row
     worse: Row
-    # difference of the published means over the table's columns, in standard errors, whichever column a
-    # conclusion is about; None: the paper does not give its noise, a row has no published score in one of
+    # difference of the published means over all of the table's columns, even if a conclusion is about one of
+    # them [standard errors]; None: the paper does not give its noise, a row has no published score in one of
     # these columns, or the rows are said to be equivalent
     z: float | None
     conclusion: str  # what the table's file says about it; empty if nothing
@@ -94,16 +94,13 @@ def claims_to_test(table: Table) -> tuple[Claim, ...]:
     for a, b in combinations(published_rows(table) if derives_claims else (), 2):
         if table.pairs == "with-baseline" and table.baseline not in (a.name, b.name):
             continue
-        better, worse = (a, b) if published_z(a, b, table) >= 0 else (b, a)
-        z = published_z(better, worse, table)
-        if z >= SIGNIFICANT:
+        difference = published_z(a, b, table)
+        better, worse = (a, b) if difference >= 0 else (b, a)
+        if (z := abs(difference)) >= SIGNIFICANT:
             pair = better.key, worse.key
             pairs_from_scores.add(pair)
-            if pair in conclusions_of_pair:
-                stated = conclusions_of_pair[pair]
-                claims += [Claim(better, worse, z, each.text, tasks=each.tasks) for each in stated]
-            else:
-                claims.append(Claim(better, worse, z, ""))
+            stated = conclusions_of_pair.get(pair, [Conclusion(*pair, text="")])
+            claims += [Claim(better, worse, z, each.text, tasks=each.tasks) for each in stated]
     equivalences = []
     for each in conclusions:
         if not {each.better, each.worse} <= rows.keys():

@@ -382,9 +382,10 @@ class TuningConfig:
     shuffled_inputs: int = setting(0, {"mixtures": GIVEN})
 
     def __post_init__(self):
-        check_at_least(self, "tuning.", inputs_length=2, examples_limit=1)
+        check_at_least(self, "tuning.", inputs_length=2, examples_limit=1, adapters=0)
+        check_at_most(self, "tuning.", adapters=1_000)
         check_at_least(self, "tuning.", evaluation_examples=0, report_examples=0, shuffled_inputs=0)
-        names = [*map(task_name, (*self.mixtures, *self.heads))]
+        names = [task_name(name) for name in (*self.mixtures, *self.heads)]
         if both := sorted({name for name in names if names.count(name) > 1}):
             raise SettingError(
                 f"tuning.mixtures and tuning.heads both name {both}, or one does twice: once is enough"
@@ -394,8 +395,6 @@ class TuningConfig:
             raise SettingError(
                 f"tuning.branches={self.branches} should rise from above 0 to 1.0, such as (0.25, 0.5, 1.0)"
             )
-        check_at_least(self, "tuning.", adapters=0)
-        check_at_most(self, "tuning.", adapters=1_000)
         chosen = []
         if self.adapters:
             chosen.append(f"tuning.adapters={self.adapters}")

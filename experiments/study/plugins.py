@@ -109,7 +109,9 @@ def load_study() -> None:
         module = sys.modules.get(file.stem)
         if module is None:
             _load(file)
-        elif os.path.realpath(module.__spec__ and module.__spec__.origin or "") != os.path.realpath(file):
+            continue
+        origin = module.__spec__.origin if module.__spec__ else None
+        if os.path.realpath(origin or "") != os.path.realpath(file):
             raise SettingError(
                 f"{STUDY_OPTION} {relative(file)}: a module {file.stem!r} is loaded already; rename it"
             )
@@ -135,9 +137,12 @@ def _load(file: Path) -> None:
     try:
         _run(file, registries)
         _check_and_extend(file, source, registries, entries, tables)
-    except SettingError:
+    except Exception as error:
         _undo(file, registries, entries, tables)
-        raise
+        if isinstance(error, SettingError):
+            raise
+        # of an entry that is not what its registry holds, such as a number among tables
+        raise SettingError(f"{relative(file)}: {type(error).__name__}: {error}") from error
 
 
 def _undo(
@@ -217,7 +222,7 @@ def _reason(error: BaseException, registries: Mapping[str, Mapping[str, Any]]) -
     if isinstance(error, KeyError):
         line = traceback.extract_tb(error.__traceback__)[-1].line or ""
         names = [key for name, registry in registries.items() if f"{name}[" in line for key in registry]
-        close = most_like(str(error.args[0]), names)
+        close = most_like(str(error.args[0]) if error.args else "", names)
         return f"{error}; did you mean {close!r}?" if close else str(error)
     if isinstance(error, SystemExit):
         return f"it ends the program (exit code {error.code}), where it should add to the study and return"

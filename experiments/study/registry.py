@@ -88,6 +88,8 @@ def add_table(table: Table) -> None:
             f"there is a table {table.name!r} already; choose another name, or add rows to it with "
             f"add_rows({table.name!r}, {{ROW: CHANGES}})"
         )
+    if table.name in REGISTRY:
+        raise SettingError(f"table {table.name!r} has the name of a row; choose another name")
     _check_new_rows(table.rows, [*TABLES, table.name])
     check_table_name(table.name, TABLES)
     known = [*REGISTRY, *(row.name for row in table.rows)]
@@ -188,6 +190,7 @@ def _suggestion(name: str, names: Iterable[str]) -> str:
     of this name, rows of this name in any table, similar names. If no table's name begins with the part
     before its first "/", the message also says how to load rows of one's own (--study).
     """
+    name = name.rstrip("/")
     if longer := [table for table in TABLES if table.startswith(f"{name.rstrip('*')}-")]:
         return f"; did you mean {' or '.join(map(repr, longer[:5]))}?"
     if any(table.startswith(f"{name}/") for table in TABLES):
@@ -267,12 +270,11 @@ def _build_setup(setup: Setup, scale: ScaleChanges, is_paper_scale: bool) -> Exp
 
 def equal_rows(name: str, scale: str) -> list[str]:
     """Return the names of all rows that build the same experiment at ``scale``, in registry order."""
+    build(name, scale)  # raises SettingError if the row cannot be built
     rows = tuple(row for row in REGISTRY.values() if not row.needs)
     changes, is_paper_scale = _scale_changes(scale), scale == PAPER_SCALE
-    build(name, scale)  # raises SettingError if the row cannot be built
-    return _rows_by_values(rows, changes, is_paper_scale)[
-        _setting_values(find_one(name), changes, is_paper_scale)
-    ]
+    values = _setting_values(find_one(name), changes, is_paper_scale)
+    return _rows_by_values(rows, changes, is_paper_scale)[values]
 
 
 def equal_rows_among(name: str, among: Iterable[str], scale: str) -> Iterator[str]:
@@ -353,7 +355,7 @@ def own_changes(name: str, scale: str) -> list[str]:
     baseline = _build_setup(REGISTRY[name].setup, _scale_changes(scale), scale == PAPER_SCALE)
     candidates = [baseline]
     for row in _candidate_parent_rows(name):
-        with suppress(SettingError):  # another row that cannot be built is none of its parents
+        with suppress(Exception):  # another row that fails at this scale, as a plug-in's may, is no parent
             candidates.append(build(row.name, scale))
     from_baseline = diff(baseline, experiment)
     from_parent = min((diff(candidate, experiment) for candidate in candidates), key=len)

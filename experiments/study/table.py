@@ -7,6 +7,7 @@ written anywhere else.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -121,7 +122,9 @@ class Column:
     held_out: bool = False  # whether it is a loss on held-out text; reports print ours beside it
 
     def __post_init__(self) -> None:
-        """Set ``higher_is_better`` if it is not given."""
+        """Set ``higher_is_better`` if it is not given; SettingError unless ``std`` is above 0."""
+        if self.std is not None and not self.std > 0:
+            raise SettingError(f"column {self.name!r}: std={self.std} should be above 0, or None")
         if self.higher_is_better is None:
             object.__setattr__(self, "higher_is_better", not self.held_out)
 
@@ -391,7 +394,7 @@ def _check_scores(row: str, published: Published, paper: Paper | None) -> None:
     if published.runs < 1:
         raise SettingError(f"row {row!r}: runs={published.runs} of its paper should be at least 1")
     for column, score in published.scores.items():
-        if isinstance(score, bool) or not isinstance(score, int | float):
+        if isinstance(score, bool) or not isinstance(score, int | float) or not isfinite(score):
             raise SettingError(f"row {row!r}: its score in {column} is {score!r}, which should be a number")
 
 

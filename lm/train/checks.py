@@ -16,10 +16,13 @@ from lm.config.model import ModelConfig
 from lm.nn.transformer import Transformer
 
 
-def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1) -> None:
+def check_mesh(
+    model: ModelConfig, sizes: Mapping[str, int], batch_size: int, microbatches: int = 1, prefix: str = ""
+) -> None:
     """Raise SettingError for a size of the model or batch that cannot be split over the mesh.
 
     ``sizes`` are the numbers of devices along its axes; "expert" and those of the batch may be missing.
+    ``prefix`` precedes the names of the batch's settings in errors, such as "pretraining.".
     """
     for path, size, axis in _split_sizes(model):
         sharding.check_division(f"model.{path}", size, {axis: sizes[axis]})
@@ -27,10 +30,12 @@ def check_mesh(model: ModelConfig, sizes: Mapping[str, int], batch_size: int, mi
         count, devices = model.experts.count, {"expert": sizes.get("expert", 1)}
         sharding.check_division("model.experts.count", count, devices)
     if microbatches < 1:
-        raise SettingError(f"microbatches={microbatches} should be at least 1")
+        raise SettingError(f"{prefix}microbatches={microbatches} should be at least 1")
+    what = f"{prefix}batch_size"
     if batch_size % microbatches:
-        raise SettingError(f"batch_size={batch_size} should be a multiple of microbatches={microbatches}")
-    what = "batch_size" if microbatches == 1 else f"batch_size={batch_size} / microbatches={microbatches}"
+        raise SettingError(f"{what}={batch_size} should be a multiple of microbatches={microbatches}")
+    if microbatches > 1:
+        what += f"={batch_size} / {prefix}microbatches={microbatches}"
     rows = {axis: sizes.get(axis, 1) for axis in sharding.BATCH_MESH_AXES}
     sharding.check_division(what, batch_size // microbatches, rows)
     group = model.experts.group_rows

@@ -23,6 +23,7 @@ from experiments.runs.checks import tasks_from_files
 from experiments.runs.paths import save_settings
 from experiments.runs.sources import Sources
 from experiments.runs.stages import stages
+from experiments.runs.vocabulary import unwritable_answers
 from experiments.study.experiment import Experiment
 from lm.config.base import DataError, SettingError, changes
 from lm.data.classification import Reader
@@ -32,6 +33,7 @@ from lm.data.tasks.labelled import CONLL, LABELLED, find_labelled
 from lm.data.tasks.mixtures import mixture
 from lm.data.tasks.task import LabelledTask
 from lm.data.tasks.task_files import check_rows, check_task_files, has_tags, read_task_file
+from lm.tokenizers.huggingface import load_tokenizer
 from lm.tokenizers.sentencepiece import ByteTokenizer
 
 DOCS = (ROOT / "docs" / "tasks.md").read_text("utf-8")
@@ -199,6 +201,13 @@ def test_of_answers_that_the_vocabulary_cannot_write_it_is_said_how_to_write_the
     for vocabulary in ("bytes", "unigram"):
         data.prepare(changes(experiment, others | {"data.vocabulary": vocabulary}), cache, said.append)
     assert sum("can never be written right" in line for line in said) == 1
+
+
+def test_characters_that_are_lacking_are_found_by_the_unknown_token_of_the_vocabulary(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nsnow\n[CLS]\n[SEP]\n[MASK]\n")
+    vocabulary = load_tokenizer(tmp_path, 0, 8)
+    task = SimpleNamespace(to_text=lambda answer: ("", answer))
+    assert unwritable_answers(task, ["snow", "snow", "weiß"], vocabulary) == 1 / 3
 
 
 def test_a_run_knows_the_checksums_of_the_file_and_its_rows(files, cache):

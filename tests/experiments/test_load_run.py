@@ -3,7 +3,7 @@
 import io
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -276,7 +276,10 @@ def test_texts_that_are_cut_are_counted_before_training_and_by_predict(runs, tmp
     said, inputs = [], cast(Inputs, SimpleNamespace(vocabulary=ByteTokenizer(100), sources=sources))
     report_truncated_examples(stages_of(folder), inputs, said.append)
     rows *= 1_000
-    report_truncated_examples(stages_of(folder), inputs, said.append)
+    (stage,) = (stage for stage in stages_of(folder) if stage.has_head)
+    branch = replace(stage, name_without_member="at-0.5/cola")
+    report_truncated_examples([stage, branch], inputs, said.append)
+    assert len(said) == 2, "a task is reported once"
     assert said[0].startswith("cola: 1 of 3 training rows are longer than") and "inputs_length" in said[0]
     assert 20 < float(re.search(r"cola: ([\d.]+)% of the training rows", said[1])[1]) < 47, "of a sample"
 

@@ -17,7 +17,7 @@ from tiny import TINY
 from experiments.cli.convert import export_checkpoint
 from experiments.runs import provenance
 from experiments.runs.init_from import overrides_of_start
-from experiments.runs.model_card import model_card
+from experiments.runs.model_card import model_card, training_lines
 from experiments.runs.paths import save_settings, start_folder
 from experiments.runs.result import fingerprint
 from experiments.runs.run import Run
@@ -28,7 +28,8 @@ from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError
 from lm.config.training import CheckpointConfig
-from lm.files import json_with_checksum
+from lm.data.tasks.mixtures import mixture
+from lm.files import json_with_checksum, lines_with_checksum, write
 from lm.notebook import load_model
 from lm.sharding import make_mesh
 from lm.tokenizers.huggingface import load_pretrained_tokenizer
@@ -236,6 +237,63 @@ def test_a_card_has_what_the_hub_reads_and_the_scores_of_the_run(runs, tmp_path)
     assert len(code.splitlines()) == 4 and 'SentenceTransformer("FOLDER")' in code
     assert "2 steps" in text and "Start: the checkpoint `owner/name`" in text
     assert str(ROOT) not in card and str(runs) not in card
+
+
+def card_of(folder, stage):
+    return model_card(folder, stage, {"model_type": "x"}, "XModel", "scored", False)
+
+
+def finished_run(runs, row, new, scores):
+    """The folder of a run of a row that has these scores, and its stages by name."""
+    folder = runs / "tiny" / row / "seed-0"
+    save_settings(folder, build(row, "tiny", new), runs / "cache")
+    values = {"columns": {}, "tasks": {}, "held_out_loss": None, "seconds": 1.0, "tokens": 1}
+    scores = values | scores | {"settings": fingerprint(folder)}
+    (folder / "scores.json").write_text(json_with_checksum(scores))
+    return folder, {stage.name: stage for stage in stages_of(folder)}
+
+
+def test_a_card_has_the_scores_of_its_own_model(runs):
+    scored = {"column": "GLUE", "metric": "accuracy", "step": 2, "metrics": {}, "score": 61.5}
+    branches = {"follows": {"10": scored | {"score": 11.5}, "20": scored}}
+    heads = {"tuning.mixtures": (), "tuning.heads": ("follows",), "tuning.branches": (0.5, 1.0)}
+    new = heads | {"pretraining.steps": 20}
+    scores = {"tasks": {"follows": scored}, "branches": branches, "columns": {"GLUE": 61.5}}
+    folder, stages = finished_run(runs, "bert/base", new, scores)
+    assert "| 61.50 |" in card_of(folder, stages["follows"])
+    early = card_of(folder, stages["at-0.5/follows"])
+    assert "| 11.50 |" in early and "61.50" not in early
+
+    name = build("t5/13-scaling/ensemble", "tiny").tuning.mixtures[0]
+    task = next(iter(mixture(name)))
+    scores = {"tasks": {task.name: scored}, "columns": {"GLUE": 61.5}}
+    folder, stages = finished_run(runs, "t5/13-scaling/ensemble", {"tuning.mixtures": (name,)}, scores)
+    card = card_of(folder, stages[f"{name}/member-1"])
+    assert "| 61.50 |" in card and "of the whole ensemble" in card
+
+
+def test_a_card_has_the_held_out_loss_of_its_own_pretraining(runs):
+    folder, stages = finished_run(runs, "t5/1-baseline/baseline", {"start.steps": 3}, {"held_out_loss": 3.25})
+    for name, loss in {"start": 5.5, "pretraining": 3.25}.items():
+        line = {"step": 3, "kind": "eval", "loss": loss}
+        write(stages[name].folder / "metrics.jsonl", lines_with_checksum([line]))
+        assert f"{loss:.3f} nats per token" in card_of(folder, stages[name])
+
+
+def test_a_card_says_on_what_a_model_was_trained_by_tasks_by_text_and_by_skip_gram(runs):
+    def lines(row, stage):
+        folder, stages = finished_run(runs, row, {}, {})
+        return training_lines(folder, stages[stage])
+
+    mixed = lines("t5/12-multi-task/multi-task", "pretraining")[-1]
+    tasks = "`documentation-reading, documentation-language`"
+    assert mixed.startswith(f"Pre-training on `documentation/installed` by `baseline` and on {tasks}: ")
+    supervised = lines("t5/12-multi-task/supervised+fine-tuning", "pretraining")[-1]
+    assert supervised.startswith(f"Pre-training on {tasks}: ")
+    skipgram, network = lines("vectors/lstm+vectors", "pretraining")
+    settings = "passes over the text: 1, learning rate 0.025, seed 0"
+    assert skipgram == f"Skip-gram on `documentation/installed`: {settings}"
+    assert network.startswith("Pre-training on `documentation/installed` by `causal-lm`: ")
 
 
 def test_a_card_says_how_the_run_was_trained_that_training_began_with(runs):

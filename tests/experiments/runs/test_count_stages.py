@@ -18,7 +18,7 @@ from experiments.cli.run_summary import suggestions
 from experiments.figures import model_inspection
 from experiments.plan.plans import PlanOptions, show_plans
 from experiments.report.text import bound_sign
-from experiments.runs.checks import check_counts, check_held_out_documents
+from experiments.runs.checks import check_counts, check_held_out_documents, tasks_from_files
 from experiments.runs.inputs import training_streams
 from experiments.runs.kinds.counts import COUNT_STAGES, Ngrams
 from experiments.runs.kinds.pretraining import pretraining_batches
@@ -270,6 +270,15 @@ def test_verify_tells_damaged_counts_from_good_ones(runs, capsys):
 def test_what_cannot_be_counted_is_refused_by_the_name_of_the_setting(changes, named):
     with pytest.raises(SettingError, match=named):
         check_counts(build(BIGRAM, "nano", changes))
+
+
+def test_a_file_of_tags_without_validation_rows_is_refused_before_anything_is_counted(tmp_path):
+    file = tmp_path / "tags.toml"
+    file.write_text('words = "w"\ntags = "t"\nlabels = ["A", "B"]\nsplits = {train = "tags.jsonl"}\n')
+    (tmp_path / "tags.jsonl").write_text('{"w": ["a", "b"], "t": ["A", "B"]}\n')
+    for row in ("hmm-greedy", "bi-lstm"):
+        with pytest.raises(SettingError, match=r"tags\.toml: \[splits\] lacks 'validation'"):
+            tasks_from_files(build(f"tagging/{row}", "nano", {"tuning.heads": (str(file),)}))
 
 
 @pytest.mark.parametrize(

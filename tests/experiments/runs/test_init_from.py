@@ -268,6 +268,8 @@ def shorter(folder):
     [
         (lambda folder: without("tokenizer.json", folder), "tokenizer"),
         (lambda folder: without("config.json", folder), "config.json.*settings.json"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": '), "config.json is not JSON"),
+        (lambda folder: (folder / "config.json").write_text("[1]"), "config.json should hold values by name"),
         (lambda folder: without("model.safetensors", folder), "model.safetensors"),
         (shutil.rmtree, "bart"),
         (longer, "tokenizer"),

@@ -14,7 +14,7 @@ import small_runs
 from experiments import __main__ as cli
 from experiments.processes.progress import reporting
 from experiments.runs import prepare, provenance, run, sources
-from experiments.runs.checks import check_lengths, task_lengths
+from experiments.runs.checks import check_devices, check_lengths, task_lengths
 from experiments.runs.kinds.counts import CountStage
 from experiments.runs.kinds.finetuning import Finetuning
 from experiments.runs.kinds.network import NetworkStage, pretokenize_ahead
@@ -110,6 +110,18 @@ def test_learned_positions_are_as_many_as_the_longest_row_of_the_stages_needs_an
     checked(longest)
     with pytest.raises(SettingError, match=f"max_length={longest - 1} is less than the {longest} of"):
         checked(longest - 1)
+
+
+@pytest.mark.usefixtures("runs")  # which makes the scale ``tiny``
+def test_devices_split_the_batches_that_are_trained_and_no_others():
+    six = {"pretraining.batch_size": 6}
+    assert check_devices(build(ROW, "tiny", six | {"finetuning.steps": 0}), 3)["data"] == 3
+    check_devices(build(ROW, "tiny", six | {"tuning.mixtures": ()}), 3)
+    check_devices(build("history/bigram", "tiny"), 3)
+    with pytest.raises(SettingError, match=r"^finetuning\.batch_size of size 8 cannot be split over"):
+        check_devices(build(ROW, "tiny", six), 3)
+    with pytest.raises(SettingError, match=r"^pretraining\.batch_size of size 8 cannot be split over"):
+        check_devices(build(ROW, "tiny", {"finetuning.steps": 0}), 3)
 
 
 @pytest.mark.usefixtures("runs")  # which makes the scale ``tiny``

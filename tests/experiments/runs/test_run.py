@@ -37,7 +37,7 @@ from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import save_settings
 from experiments.runs.result import Result, read_result, summary, write_result
 from experiments.runs.run import Run
-from experiments.runs.scores import columns
+from experiments.runs.scores import columns, cost
 from experiments.runs.stages import stages_of
 from experiments.runs.status import StageLog
 from experiments.runs.task_scores import best_of
@@ -239,6 +239,17 @@ def test_the_best_checkpoint_of_each_task_counts(tmp_path):
     best = {name: best_of(replace(task, name=name), tmp_path) for name in "ab"}
     assert {name: found["step"] for name, found in best.items()} == {"a": 1, "b": 2}
     assert columns(best) == {"GLUE": 4.0}
+
+
+def test_steps_whose_speed_was_not_measured_count_as_the_mean_of_the_others_and_no_token_is_lost(tmp_path):
+    """As every step after saving, where each is logged; 49 x (1 / 49) is less than 1 in floating point."""
+    lines = [{"step": 49 * n, "kind": "train", "tokens": 1 / 49} for n in range(1, 4)]
+    for line, seconds in zip(lines[1:], (1.0, 3.0), strict=True):
+        line["seconds_per_step"] = seconds
+    (tmp_path / "metrics.jsonl").write_text(lines_with_checksum(lines))
+    assert cost({tmp_path: 0}) == {"seconds": 49 * 6.0, "tokens": 3}
+    (tmp_path / "metrics.jsonl").write_text(lines_with_checksum(lines[:1]))
+    assert cost({tmp_path: 0}) == {"seconds": 0.0, "tokens": 1}
 
 
 def test_of_checkpoints_that_score_alike_the_one_with_the_likeliest_answers_is_the_best_else_the_last(

@@ -206,6 +206,8 @@ def test_a_run_of_vectors_alone_ends_with_its_cost_and_has_no_model(cache, capsy
     assert all(len(line.split()) == 1 + 2 * 3 for line in lines)
     with pytest.raises(SettingError, match="'thex'"):
         neighbours(folder, ("thex",))
+    with pytest.raises(SettingError, match="^--stage 'vector' is no part of .*; did you mean 'vectors'"):
+        neighbours(folder, ("the",), stage="vector")
 
 
 def test_the_embedding_of_a_model_has_neighbours_too(finished, capsys):

@@ -428,12 +428,16 @@ def test_published_scores_have_to_be_numbers_in_columns_of_the_paper():
     for published, said in (
         (Published("a", {"EM": 1.0}), "has no column 'EM'; did you mean|has no column 'EM'"),
         (Published("a", {"F1": "90"}), "its score in F1 is '90', which should be a number"),
+        (Published("a", {"F1": float("nan")}), "its score in F1 is nan, which should be a number"),
         (Published("a", {"F1": 1.0}, runs=0), "runs=0 of its paper should be at least 1"),
     ):
         with pytest.raises(SettingError, match=said):
             make_table("own", "", {"a": {}}, paper=paper, published={"a": published})
     with pytest.raises(SettingError, match="should say what a row needs"):
         missing()
+    for std in (0.0, -1.0):
+        with pytest.raises(SettingError, match=f"column 'F1': std={std} should be above 0"):
+            Column("F1", "%", std)
 
 
 def test_a_table_finds_its_scores_by_its_name_and_its_baseline_among_its_rows(tmp_path):

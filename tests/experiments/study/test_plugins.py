@@ -394,6 +394,15 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
             r"my\.py:3.*'a/b'",
         ),
         ("import sys\nsys.exit(3)\n", r"my\.py:2"),
+        ("raise KeyError\n", r"my\.py:1: KeyError: $"),
+        (
+            "from experiments.study.registry import TABLES\nTABLES['a'] = 5\n",
+            r"my\.py: AttributeError: 'int' object has no attribute 'rows'$",
+        ),
+        (
+            "from lm.data.tasks.benchmarks import TASKS\nTASKS['a'] = 5\n",
+            r"my\.py: AttributeError: 'int' object has no attribute 'targets_length'$",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_module_is_named_with_its_file_and_line(text, message, loads):
@@ -451,11 +460,15 @@ def test_a_row_whose_folder_would_be_elsewhere_or_anothers_is_refused(table, row
         "REGISTRY['a/b'] = replace(REGISTRY['gpt/base'], name='a/../../b')\n",
         IMPORTS + "add_table(make_table('report', '', {'a': {}}))\n",
         IMPORTS + "add_table(make_table('order', '', {'a': {}}))\n",
+        IMPORTS + "add_table(make_table('history/lstm', '', {'a': {}}))\n",
         IMPORTS + "add_table(make_table('t5-1/baseline', '', {'a': {}}))\n",
     ],
 )
 def test_names_that_become_folders_and_files_are_refused_where_they_would_lie_elsewhere(text, loads):
-    with pytest.raises(SettingError, match=r"^my\.py:\d: .*(scale|task|TASKS|REGISTRY|files of table)"):
+    with pytest.raises(
+        SettingError,
+        match=r"^my\.py:\d: .*(scale|task|TASKS|REGISTRY|files of table|table .* the name of a row)",
+    ):
         loads(my=text)
 
 

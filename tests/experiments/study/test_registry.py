@@ -223,6 +223,8 @@ def test_a_row_that_needs_what_is_lacking_equals_no_other(restored_registry):
 
 def test_a_row_is_checked_whatever_the_rows_of_other_tables_are(restored_registry):
     registry.add_table(make_table("broken", "", {"first": {"model.mlp.d_ff": -1}}))
+    failing = {"model.mlp.d_ff": lambda number, experiment: number // 0}
+    registry.add_table(make_table("failing", "", {"first": failing}))
     registry.add_table(make_table("sound", "", {"base": {}, "wide": {"model.mlp.d_ff": times(2)}}))
     assert own_changes("sound/wide", "nano") == ["model.mlp.d_ff"]
 
@@ -285,6 +287,9 @@ def test_an_unknown_row_table_or_scale_is_refused_with_the_nearest():
         find_one("t5/6-corruption-rate/16")
     with pytest.raises(SettingError, match="'t5/6-corruption-rate'"):
         find("t5/6-coruption-rate")
+    for name in ("t5", "t5/"):
+        with pytest.raises(SettingError, match=r"did you mean 't5/\*'"):
+            find(name)
     with pytest.raises(SettingError, match="'nano'"):
         build("t5/1-baseline/baseline", "nanno")
 
