@@ -139,7 +139,9 @@ def _abstract(make: Callable[..., M], config: ModelConfig) -> M:
 @cache
 def _abstract_model(config: ModelConfig) -> Transformer | BidirectionalLM:
     """Return a model with shapes in place of arrays, which callers share and must not change."""
-    return _abstract(BidirectionalLM if "backward" in config.heads else Transformer, config)
+    if "backward" in config.heads:
+        return _abstract(BidirectionalLM, config)
+    return _abstract(Transformer, config)
 
 
 @cache  # since the counts of a model ask for its blocks several times
