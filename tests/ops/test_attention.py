@@ -132,12 +132,19 @@ def results_of_formula(case):
     return results(scaled_dot_product_attention, CASES[case], written_out=True)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("attend", ATTEND)
-def test_every_implementation_equals_the_formula(attend, case, monkeypatch, request):
-    quick = CASES.keys() - PARTS if attend == "xla" else QUICK
-    if case not in quick and not request.config.getoption("-m") == "slow":
-        pytest.skip("runs with the slow tests")
+def is_quick(attend, case):
+    return case in (CASES.keys() - PARTS if attend == "xla" else QUICK)
+
+
+@pytest.mark.parametrize(
+    ("attend", "case"),
+    [
+        pytest.param(attend, case, marks=[] if is_quick(attend, case) else pytest.mark.slow)
+        for attend in ATTEND
+        for case in CASES
+    ],
+)
+def test_every_implementation_equals_the_formula(attend, case, monkeypatch):
     if attend == "short-rows":
         monkeypatch.setattr(short_rows, "LANES", 16)  # two heads of 8 features in a register
         if CASES[case].value_width != WIDTH:
