@@ -181,7 +181,7 @@ def _differences(old: Any, new: Any, prefix: str) -> Iterator[tuple[str, tuple[A
 
 def setting_descriptions(cls: type, prefix: str = "") -> dict[str, str]:
     """Return {path: comment} of a nested dataclass: the comments behind or above its fields in the source."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     by_path: dict[str, str] = {}
     source = "".join(_class_source(base) for base in cls.__mro__ if dataclasses.is_dataclass(base))
     for field in dataclasses.fields(cls):
@@ -303,7 +303,7 @@ def _from_dict(cls: type[T], values: Any, prefix: str) -> T:
     for name in values:
         if name not in names:
             raise SettingError(f"{cls.__name__} has no setting {prefix + name!r}{did_you_mean(name, names)}")
-    hints, fields = typing.get_type_hints(cls), {}
+    hints, fields = _hints(cls), {}
     for name, value in values.items():
         path, kind = prefix + name, hints[name]
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):

@@ -9,6 +9,7 @@ the data.
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
@@ -387,7 +388,7 @@ class Family:
         """Return how names of the base model's tensors begin in a class with heads."""
         return f"{self.base_model_prefix}." if self.base_model_prefix else ""
 
-    @property
+    @cached_property  # many settings are read by it
     def parameters(self) -> dict[str, Parameter]:
         """Return ``{path of our parameter: published tensor that holds it}``, in a class with heads."""
         base = (replace(p, prefix=self.tensor_prefix) for module in self.base_model for p in module)

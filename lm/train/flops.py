@@ -4,7 +4,7 @@ What a layer costs is counted by the layer itself (``lm.nn.costs``); here the la
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, TypeVar, cast
@@ -136,8 +136,20 @@ def _abstract(make: Callable[..., M], config: ModelConfig) -> M:
     return jax.eval_shape(lambda key: make(config, nnx.Rngs(params=key)), key)
 
 
+@cache
+def _abstract_model(config: ModelConfig) -> Transformer | BidirectionalLM:
+    """Return a model with shapes in place of arrays, which callers share and must not change."""
+    if "backward" in config.heads:
+        return _abstract(BidirectionalLM, config)
+    return _abstract(Transformer, config)
+
+
+@cache  # since the counts of a model ask for its blocks several times
 def abstract_block(config: ModelConfig, has_cross_attention: bool) -> Block:
-    """Return one block of a stack, with shapes in place of arrays: nothing is computed."""
+    """Return one block of a stack, with shapes in place of arrays: nothing is computed.
+
+    Callers share it, and must not change it.
+    """
     return _abstract(partial(BLOCKS[config.block], has_cross_attention=has_cross_attention), config)
 
 
@@ -248,9 +260,7 @@ def costs(config: ModelConfig, length: int, targets: int | None = None) -> Costs
     if not is_both or targets is None:
         targets = length
     check_length(config, max(length, targets))
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    make = BidirectionalLM if "backward" in config.heads else Transformer
-    model: Any = jax.eval_shape(lambda key: make(config, nnx.Rngs(params=key)), key)
+    model: Any = _abstract_model(config)
     one_way = model.forward if "backward" in config.heads else model
     tokens = length + targets if is_both else length
     full_scores = windowed_scores = 0  # FLOPs of a row, forward: of all scores, and of those inside windows
@@ -298,8 +308,7 @@ def _inactive_parameters(config: ModelConfig) -> int:
 
 def expert_parameters(config: ModelConfig) -> int:
     """Return the number of parameters of all experts, which ``mesh.expert`` shards; without routers."""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    model = jax.eval_shape(lambda key: Transformer(config, nnx.Rngs(params=key)), key)
+    model = _abstract_model(config)
     axes = logical_axes(model)
     return sum(prod(x.shape) for name, x in named(model).items() if "experts" in axes[name])
 

@@ -14,7 +14,6 @@ import optax
 import pytest
 from decode_prompts import cached_logits, with_special
 from flax import nnx
-from jax.flatten_util import ravel_pytree
 from paths import GOLDEN
 
 from lm.batch import Batch, Side
@@ -65,8 +64,11 @@ def batch_of(model, arrays, source="in/"):
 
 
 def outputs(model, batch):
-    """What the reference calls logits, and BERT's next-sentence logits."""
-    x = model.features(batch)
+    return heads(model, model.features(batch))
+
+
+def heads(model, x):
+    """What the reference calls logits, and BERT's next-sentence logits, of the last hidden states x."""
     found = {"logits": model.logits(x) if model.config.output.logits != "none" else model.replaced(x)}
     return found | ({} if model.next_sentence is None else {"pair": model.next_sentence(model.pooled(x))})
 
@@ -77,15 +79,16 @@ def computed(name):
 
     @jax.jit
     def run(model, batch):
+        x = model.features(batch)
         found = {
-            "out": outputs(model, batch),
+            "out": heads(model, x),
             "hidden": model.hidden_states(batch),
             "attention": model.attention_weights(batch),
+            "final": {main(model): x},
         }
-        found["final"] = {"decoder" if model.config.has_decoder else "encoder": model.features(batch)}
         return found | ({"encoded": model.encode(batch)} if model.config.has_encoder else {})
 
-    return run(model, batch_of(model, arrays))
+    return jax.tree.map(np.asarray, run(model, batch_of(model, arrays)))
 
 
 def text(arrays, side=""):
@@ -202,21 +205,24 @@ def test_losses_gradients_and_six_steps_of_training_are_those_of_the_reference(n
     batch, structure, order = batch_of(model, arrays), jax.tree.structure(model), list(named(model))
     both = model.config.has_encoder and model.config.has_decoder
     fixed = {path: x for path, x in named(model).items() if path in FIXED and both}
-    start, tree = ravel_pytree({path: x for path, x in named(model).items() if path not in fixed})
+    trained = {path: np.asarray(x) for path, x in named(model).items() if path not in fixed}
+    start = np.concatenate([x.ravel() for x in trained.values()])  # one array, which is updated at once
+    ends = np.cumsum([x.size for x in trained.values()])
+
+    def by_path(flat):
+        parts = [flat[end - x.size : end] for end, x in zip(ends, trained.values(), strict=True)]
+        return {path: part.reshape(x.shape) for part, (path, x) in zip(parts, trained.items(), strict=True)}
 
     @jax.jit
     @jax.value_and_grad
     def objective(params):
-        params = tree(params) | fixed
+        params = by_path(params) | fixed
         return loss(jax.tree.unflatten(structure, [params[path] for path in order]), batch, arrays)
 
     value, gradient = objective(start)
     np.testing.assert_allclose(value, arrays["out/loss"], atol=1e-5)
-    np.testing.assert_allclose(jnp.linalg.norm(gradient), meta["global_grad_norm"], rtol=1e-5)
-    found, due = (
-        norms({path: np.asarray(part) for path, part in tree(gradient).items()}, model),
-        meta["grad_norms"],
-    )
+    np.testing.assert_allclose(np.linalg.norm(gradient), meta["global_grad_norm"], rtol=1e-5)
+    found, due = norms(by_path(np.asarray(gradient)), model), meta["grad_norms"]
     # as its program calls what its files call otherwise
     if "lm_head.weight" in due and "embed_out.weight" in found:
         found["lm_head.weight"] = found["embed_out.weight"]
@@ -226,11 +232,16 @@ def test_losses_gradients_and_six_steps_of_training_are_those_of_the_reference(n
         ("adamw_lr1e-3_b0.9_0.999_eps1e-8_wd0.01", optax.adamw(1e-3, eps=1e-8, weight_decay=0.01), 1e-4),
     ):
         params, state, values = start, change.init(start), []
+
+        @jax.jit
+        def updated(gradient, state, params, change=change):
+            updates, state = change.update(gradient, state, params)
+            return optax.apply_updates(params, updates), state
+
         for _ in range(6):
             value, gradient = objective(params)
             values.append(value)
-            updates, state = change.update(gradient, state, params)
-            params = optax.apply_updates(params, updates)
+            params, state = updated(gradient, state, params)
         np.testing.assert_allclose(values, meta["loss_curves"][recorded], atol=atol, err_msg=recorded)
 
 
@@ -315,7 +326,7 @@ WRITING = {
     "bloom_alibi",
     "qwen3",
 }
-ENDING = {"t5_v1_0", "gpt2", "llama_gqa", "bloom_alibi"}  # how a row ends does not depend on the family
+ENDING = {"t5_v1_0", "gpt2"}  # how a row ends does not depend on the family, but on whether it has an encoder
 
 
 @pytest.mark.parametrize(
@@ -344,9 +355,9 @@ def test_greedy_tokens_and_their_logits_are_those_of_the_reference(name, kind):
 
 
 BEAMS = ["beam3_lp2_early", "beam4_lp0", "beam4_lp1", "beam4_never"]
-QUICK = [("t5_v1_0", kind) for kind in BEAMS] + [
-    (name, BEAMS[0]) for name in ("gpt2", "llama_gqa", "bloom_alibi")
-]
+# each way to stop, and other ways to tell positions apart; "beam4_lp0" is "beam4_lp1" with another penalty
+QUICK = [("t5_v1_0", kind) for kind in BEAMS if kind != "beam4_lp0"]
+QUICK += [(name, BEAMS[0]) for name in ("gpt2", "bloom_alibi")]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Masks as a model has them: printed as matrices, and equal to those written out condition by condition."""
 
 import dense_masks as dense
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,9 +21,9 @@ from lm.ops.masks import (
     relative_positions,
 )
 
-SEGMENTS = jnp.array([[1, 1, 2, 2, 2, 0], [1, 2, 2, 2, 0, 0]])
-PREFIX = jnp.array([[1, 1, 1, 1, 0, 0], [1, 0, 1, 1, 0, 0]])
-GLOBAL = jnp.array([[0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0]])
+SEGMENTS = np.array([[1, 1, 2, 2, 2, 0], [1, 2, 2, 2, 0, 0]])
+PREFIX = np.array([[1, 1, 1, 1, 0, 0], [1, 0, 1, 1, 0, 0]])
+GLOBAL = np.array([[0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 0, 0]])
 
 
 def printed(mask):
@@ -32,8 +33,13 @@ def printed(mask):
 
 def mask(rule, length=6, key_length=None, **numbers):
     """The matrix of a rule over rows whose queries and keys have the same numbers."""
-    key = {name: key_segments(x) if name == "segment" else x for name, x in numbers.items()}
-    return AttentionMask(numbers, key, rule).materialize(length, key_length or length)
+
+    @jax.jit
+    def materialized(numbers):
+        key = {name: key_segments(x) if name == "segment" else x for name, x in numbers.items()}
+        return AttentionMask(numbers, key, rule).materialize(length, key_length or length)
+
+    return np.asarray(materialized(numbers))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +62,7 @@ def mask(rule, length=6, key_length=None, **numbers):
     ],
 )
 def test_masks_print_as_they_should(rule, length, numbers, expected):
-    numbers = {name: jnp.array([x]) for name, x in numbers.items()}
+    numbers = {name: np.array([x]) for name, x in numbers.items()}
     assert printed(mask(rule, length, **numbers)) == expected
 
 
@@ -79,7 +85,7 @@ def test_what_a_model_sees_is_what_its_conditions_say(architecture, sparsity):
         before = dense.causal(dense.distances(6, 6))
         expected &= before | dense.prefix(PREFIX) if architecture == "prefix-decoder" else before
     if sparsity.window is not None:
-        positions = jnp.array([[0, 1, 0, 1, 2, 0], [0, 0, 1, 2, 0, 1]])
+        positions = np.array([[0, 1, 0, 1, 2, 0], [0, 0, 1, 2, 0, 1]])
         block = positions // sparsity.block
         reach, step = sparsity.window * sparsity.dilation, sparsity.dilation
         away = block[:, None, :] - block[:, :, None]
@@ -91,19 +97,19 @@ def test_what_a_model_sees_is_what_its_conditions_say(architecture, sparsity):
             drawn = draw_random_blocks(RandomBlocks(1, 3, window=0, num_global_blocks=1))
             seen |= (drawn | drawn.T)[block[:, :, None], block[:, None, :]]
         expected &= seen
-    found = make_attention_inputs(config, batch(side), side, None).mask
-    np.testing.assert_array_equal(found, expected[:, None])
+    found = jax.jit(lambda batch: make_attention_inputs(config, batch, side, None).mask)
+    np.testing.assert_array_equal(found(batch(side)), expected[:, None])
 
 
 @pytest.mark.parametrize("sparsity", [SparsityConfig(), WINDOW, BLOCKS], ids=["all", "window", "blocks"])
 def test_a_step_of_decoding_sees_what_the_last_token_of_the_whole_row_sees(sparsity):
     config = ModelConfig("decoder", sparsity=sparsity, positions=PositionsConfig(max_length=8))
-    whole = make_attention_inputs(
-        config, Batch(decoder=Side(tokens=jnp.ones((1, 8), jnp.int32))), "decoder", None
-    ).mask
+    batch = Batch(decoder=Side(tokens=np.ones((1, 8), np.int32)))
+    whole = jax.jit(lambda batch: make_attention_inputs(config, batch, "decoder", None).mask)(batch)
+    step = jax.jit(lambda length: make_decode_inputs(config, length, 8, None).mask)
     for length in range(8):
-        step = make_decode_inputs(config, jnp.array([length]), 8, None).mask
-        np.testing.assert_array_equal(step[0, 0, 0], whole[0, 0, length])
+        found = np.asarray(step(np.array([length], np.int32)))
+        np.testing.assert_array_equal(found[0, 0, 0], np.asarray(whole)[0, 0, length])
 
 
 def test_random_blocks_are_so_many_that_neither_the_window_nor_the_first_blocks_hold():
@@ -119,21 +125,22 @@ def test_random_blocks_are_so_many_that_neither_the_window_nor_the_first_blocks_
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_causal_query_sees_its_random_blocks_and_any_other_also_those_that_drew_its_block(causal):
     blocks = RandomBlocks(per_query_block=2, num_blocks=10, window=1, num_global_blocks=0)
-    numbers = {"position": jnp.arange(40)[None] // 4}
+    numbers = {"position": np.arange(40)[None] // 4}
     near = mask(MaskSpec(causal, Window(1, 1)), 40, **numbers)
     drawn = draw_random_blocks(blocks)
     drawn = drawn if causal else drawn | drawn.T
-    expected = near | jnp.asarray(drawn.repeat(4, 0).repeat(4, 1))[None, None]
+    expected = near | drawn.repeat(4, 0).repeat(4, 1)[None, None]
     np.testing.assert_array_equal(mask(MaskSpec(causal, Window(1, 1), blocks), 40, **numbers), expected)
 
 
 def test_a_tile_with_a_random_block_is_not_taken_for_masked():
     spec = MaskSpec(False, Window(0, 0), RandomBlocks(1, 6, 0, 0))
-    numbers = jnp.arange(6)[None]
+    numbers = np.arange(6)[None]
     seen = mask(spec, 6, position=numbers)[0, 0]
-    for query, key in np.argwhere(np.asarray(seen)):
+    is_visible = jax.jit(spec.tile_is_visible)
+    for query, key in np.argwhere(seen):
         tile = [{"position": numbers[:, index : index + 1]} for index in (query, key)]
-        assert spec.tile_is_visible(*tile)
+        assert is_visible(*tile)
 
 
 def test_a_mask_of_one_query_over_a_cache_goes_by_its_own_distances():

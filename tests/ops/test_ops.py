@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from paths import ROOT
+from scipy.special import softmax
 
 from lm.config.attention import RotaryConfig
 from lm.config.decoding import Decoding
@@ -24,7 +25,7 @@ from lm.ops.positions import AlibiBias, BucketedBias, alibi_slopes, rotate, sinu
 
 
 def random(*shape, seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 def test_the_written_gradient_of_the_loss_is_the_derived_one():
@@ -42,9 +43,8 @@ def test_the_written_gradient_of_the_loss_is_the_derived_one():
     def ours(logits):
         return cross_entropy(logits, targets, weights, z_loss=0.01, label_smoothing=0.1)[0]
 
-    for mine, theirs in zip(
-        jax.value_and_grad(ours)(logits), jax.value_and_grad(formula)(logits), strict=True
-    ):
+    both = jax.jit(lambda logits: [jax.value_and_grad(f)(logits) for f in (ours, formula)])
+    for mine, theirs in zip(*both(logits), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
@@ -52,18 +52,25 @@ def summed_loss(logits, targets, weights, smoothing=0.1):
     return cross_entropy(logits, targets, weights, z_loss=0.01, label_smoothing=smoothing)[0]
 
 
+summed_loss_and_gradient = jax.jit(jax.value_and_grad(summed_loss))
+right_and_total = jax.jit(accuracy)
+
+
 @pytest.mark.parametrize("outside", [-1, -100, 11, 2**31 - 1])
 def test_a_target_outside_the_vocabulary_is_nan_and_without_a_weight_exactly_nothing(outside):
-    logits, targets = random(2, 3, 11), jnp.array([[0, 5, 10], [3, 3, outside]])
-    both = jax.value_and_grad(summed_loss)
-    loss, gradient = both(logits, targets, jnp.ones((2, 3)))
-    assert jnp.isnan(loss) and jnp.isnan(gradient[1, 2]).all() and jnp.isfinite(gradient[0]).all()
-    assert jnp.isnan(accuracy(logits, targets, jnp.ones((2, 3)))[0])
-    weights = jnp.ones((2, 3)).at[1, 2].set(0)
-    loss, gradient = both(logits, targets, weights)
-    expected = both(logits, targets.at[1, 2].set(4), weights)
+    def found(*arrays):
+        return jax.tree.map(np.asarray, summed_loss_and_gradient(*arrays))
+
+    logits, targets, inside = random(2, 3, 11), *np.array([[[0, 5, 10], [3, 3, x]] for x in (outside, 4)])
+    ones = np.ones((2, 3), np.float32)
+    loss, gradient = found(logits, targets, ones)
+    assert np.isnan(loss) and np.isnan(gradient[1, 2]).all() and np.isfinite(gradient[0]).all()
+    assert np.isnan(right_and_total(logits, targets, ones)[0])
+    weights = ones - (np.arange(6).reshape(2, 3) == 5)
+    loss, gradient = found(logits, targets, weights)
+    expected = found(logits, inside, weights)
     assert loss == expected[0] and (gradient == expected[1]).all() and (gradient[1, 2] == 0).all()
-    assert accuracy(logits, targets, weights) == accuracy(logits, targets.at[1, 2].set(4), weights)
+    assert right_and_total(logits, targets, weights) == right_and_total(logits, inside, weights)
 
 
 def test_the_loss_against_a_teacher_is_the_cross_entropy_at_the_temperature_times_its_square():
@@ -74,46 +81,46 @@ def test_the_loss_against_a_teacher_is_the_cross_entropy_at_the_temperature_time
     exponents = (np.exp(x / temperature) for x in (student, teacher))
     q, p = (x / x.sum(-1, keepdims=True) for x in exponents)
     expected = temperature**2 * (-(p * np.log(q)).sum(-1) * weights).sum()
-    found, total = soft_cross_entropy(
-        jnp.float32(student), jnp.float32(teacher), weights, temperature=temperature
-    )
+    soft = jax.jit(partial(soft_cross_entropy, temperature=temperature))
+    found, total = soft(np.float32(student), np.float32(teacher), weights)
     np.testing.assert_allclose((found, total), (expected, weights.sum()), rtol=1e-5)
     lengths = np.linalg.norm(student, axis=-1) * np.linalg.norm(teacher, axis=-1)
     expected = ((1 - (student * teacher).sum(-1) / lengths) * weights).sum()
     student[0, 1] = 0  # a zero vector whose weight is 0 gives a finite gradient
-    distance = partial(cosine_distance, teacher_x=jnp.float32(teacher), weights=weights)
-    (found, _), gradient = jax.value_and_grad(distance, has_aux=True)(jnp.float32(student))
+    distance = jax.jit(jax.value_and_grad(cosine_distance, has_aux=True))
+    (found, _), gradient = distance(np.float32(student), np.float32(teacher), weights)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert np.isfinite(gradient).all() and not gradient[weights == 0].any()
+    assert np.isfinite(gradient).all() and not np.asarray(gradient)[weights == 0].any()
 
 
 def test_a_zero_vector_has_no_direction_and_so_distance_1_and_gradient_0():
-    x, teacher, weights = jnp.zeros((1, 1, 3)), random(1, 1, 3), jnp.ones((1, 1))
-    (distance, _), gradient = jax.value_and_grad(cosine_distance, has_aux=True)(x, teacher, weights)
-    assert distance == 1 and not gradient.any()
+    x, teacher, weights = np.zeros((1, 1, 3), np.float32), random(1, 1, 3), np.ones((1, 1), np.float32)
+    of_x = jax.jit(jax.value_and_grad(cosine_distance, has_aux=True))
+    (distance, _), gradient = of_x(x, teacher, weights)
+    assert distance == 1 and not np.asarray(gradient).any()
 
 
 def test_losses_of_micro_batches_add_up_and_large_logits_stay_finite():
-    logits, targets, weights = 1e4 * random(4, 3, 7), jnp.arange(12).reshape(4, 3) % 7, jnp.ones((4, 3))
-    loss = partial(cross_entropy, z_loss=1e-4, label_smoothing=0.0)
-    halves = [loss(logits[i : i + 2], targets[i : i + 2], weights[i : i + 2]) for i in (0, 2)]
-    np.testing.assert_allclose(jnp.array(halves).sum(0), jnp.array(loss(logits, targets, weights)), rtol=1e-6)
-    assert jnp.isfinite(jnp.array(halves)).all()
+    logits = np.float32(1e4) * np.asarray(random(4, 3, 7))
+    targets, weights = np.arange(12).reshape(4, 3) % 7, np.ones((4, 3), np.float32)
+    loss = jax.jit(partial(cross_entropy, z_loss=1e-4, label_smoothing=0.0))
+    halves = np.array([loss(logits[i : i + 2], targets[i : i + 2], weights[i : i + 2]) for i in (0, 2)])
+    np.testing.assert_allclose(halves.sum(0), np.array(loss(logits, targets, weights)), rtol=1e-6)
+    assert np.isfinite(halves).all()
 
 
 def test_accuracy_counts_weights_of_right_positions_and_greedy_takes_the_highest_logit():
-    logits, weights = jnp.eye(4)[None], jnp.array([[1, 0.5, 2, 0]])
-    right, total = accuracy(logits, jnp.array([[0, 1, 3, 3]]), weights)
+    logits, weights = np.eye(4, dtype=np.float32), np.float32([[1, 0.5, 2, 0]])
+    right, total = right_and_total(logits[None], np.array([[0, 1, 3, 3]]), weights)
     assert (right, total) == (1.5, 3.5)
-    np.testing.assert_array_equal(next_token(Decoding(), logits[0], None), jnp.arange(4))
+    np.testing.assert_array_equal(next_token(Decoding(), jnp.asarray(logits), None), np.arange(4))
 
 
 def test_a_bilinear_score_is_query_times_weight_times_key():
     query, key, weight = random(1, 3, 2, 4), random(1, 5, 2, 4, seed=1), random(2, 4, 4, seed=2)
-    found = attention_weights(bilinear_query(query, weight), key, scale=1.0)
-    np.testing.assert_allclose(
-        found, jax.nn.softmax(jnp.einsum("btnh,nhg,bsng->bnts", query, weight, key)), atol=1e-5
-    )
+    found = jax.jit(lambda *x: attention_weights(bilinear_query(x[0], x[1]), x[2], scale=1.0))
+    expected = softmax(np.einsum("btnh,nhg,bsng->bnts", query, weight, key), axis=-1)
+    np.testing.assert_allclose(found(query, weight, key), expected, atol=1e-5)
     kinds = "dot", "scaled-dot", "bilinear"
     scales = {
         scores: attention_scale(ModelConfig(attention=AttentionConfig(scores=scores))) for scores in kinds
@@ -123,7 +130,7 @@ def test_a_bilinear_score_is_query_times_weight_times_key():
 
 @pytest.mark.parametrize("layout", ["interleaved", "halves", "tensor2tensor"])
 def test_products_of_sinusoids_depend_on_distances_only(layout):
-    table = sinusoids(jnp.arange(60)[None], 16, layout=layout)[0]
+    table = np.asarray(sinusoids(jnp.asarray(np.arange(60)[None]), 16, layout=layout))[0]
     products = table @ table.T
     np.testing.assert_allclose(products[:50, :50], products[10:, 10:], atol=1e-4)
     assert len(np.unique(np.round(products[0], 3))) > 30
@@ -132,28 +139,34 @@ def test_products_of_sinusoids_depend_on_distances_only(layout):
 @pytest.mark.parametrize("layout", ["halves", "pairs"])
 def test_rotary_scores_depend_on_distances_only_and_the_rest_of_a_head_stays(layout):
     frequencies, factor = RotaryConfig().frequencies(6)
-    query, key, places = random(1, 5, 2, 8), random(1, 5, 2, 8, seed=1), jnp.arange(5)[None]
+    query, key, places = random(1, 5, 2, 8), random(1, 5, 2, 8, seed=1), np.arange(5)[None]
+    turn = jax.jit(lambda x, places: rotate(x, places, frequencies, factor, layout))
 
     def scores(shift):
-        turned = (rotate(x, places + shift, frequencies, factor, layout) for x in (query, key))
-        return jnp.einsum("btnh,bsnh->bnts", *turned)
+        return np.einsum("btnh,bsnh->bnts", *(turn(x, places + shift) for x in (query, key)))
 
     np.testing.assert_allclose(scores(0), scores(300), atol=1e-4)
-    assert abs(scores(0) - jnp.einsum("btnh,bsnh->bnts", query, key)).max() > 0.1
-    turned = rotate(query.astype(jnp.bfloat16), places, frequencies, factor, layout)
+    assert abs(scores(0) - np.einsum("btnh,bsnh->bnts", query, key)).max() > 0.1
+    low = np.asarray(query).astype(jnp.bfloat16)
+    turned = np.asarray(turn(low, places))
     assert turned.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(turned[..., 6:], query.astype(jnp.bfloat16)[..., 6:])
+    np.testing.assert_array_equal(turned[..., 6:], low[..., 6:])
 
 
 def test_rotary_pairs_are_rotary_halves_of_permuted_features():
     """Which is why weights of GPT-J and Llama can be turned into each other's layout."""
     frequencies, factor = RotaryConfig().frequencies(6)
-    x, places = random(2, 5, 2, 8), jnp.arange(3, 8)[None]
+    x, places = np.asarray(random(2, 5, 2, 8)), np.arange(3, 8)[None]
     as_halves = [0, 2, 4, 1, 3, 5, 6, 7]  # where the features of neighbouring pairs stand in halves
-    pairs = rotate(x, places, frequencies, factor, "pairs")
-    halves = rotate(x[..., as_halves], places, frequencies, factor, "halves")
+
+    @jax.jit
+    def both(x, places):
+        return [rotate(x, places, frequencies, factor, layout) for layout in ("pairs", "halves")]
+
+    pairs, as_they_are = map(np.asarray, both(x, places))
+    _, halves = both(x[..., as_halves], places)
     np.testing.assert_array_equal(pairs[..., as_halves], halves)
-    assert not np.array_equal(pairs, rotate(x, places, frequencies, factor, "halves"))
+    assert not np.array_equal(pairs, as_they_are)
 
 
 def test_a_rotary_pair_turns_by_its_angle():
@@ -221,9 +234,12 @@ def test_alibi_falls_with_distance_by_the_slope_of_each_head():
 @pytest.mark.parametrize("lengths", [(1, 1), (3, 5), (5, 3), (1, 7), (7, 1)], ids=str)
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_the_array_of_a_bucketed_bias_is_its_value_at_each_relative_position(lengths, bidirectional):
-    bias = BucketedBias(random(8, 2), bidirectional, 4)
-    expected = bias.evaluate(relative_positions(*lengths))
-    np.testing.assert_array_equal(bias.materialize(*lengths), expected)
+    @jax.jit
+    def both(table):
+        bias = BucketedBias(table, bidirectional, 4)
+        return bias.materialize(*lengths), bias.evaluate(relative_positions(*lengths))
+
+    np.testing.assert_array_equal(*both(random(8, 2)))
 
 
 TIMES = """

@@ -1,11 +1,11 @@
 """Masks written out as matrices, bool [B|1,T,S]: what those of ``lm.ops.masks`` are compared with."""
 
-import jax.numpy as jnp
+import numpy as np
 
 
 def distances(length, key_length):
     """int32 [1,T,S]: the key's place minus the query's."""
-    return (jnp.arange(key_length)[None, :] - jnp.arange(length)[:, None])[None]
+    return (np.arange(key_length)[None, :] - np.arange(length)[:, None])[None]
 
 
 def causal(distance):

@@ -118,6 +118,19 @@ def run(
         return train(made, Run(seed, data, checkpoints, log, evaluate), config)
 
 
+def drawn(abstract, lowest=1):
+    """A state with the shapes and shardings of ``Steps.abstract``, of numbers in [lowest, lowest + 1).
+
+    Drawn without a program, which each optimiser and mesh would have to compile.
+    """
+    rng = np.random.default_rng(0)
+
+    def numbers(leaf):
+        return jax.device_put((lowest + rng.random(leaf.shape)).astype(leaf.dtype), leaf.sharding)
+
+    return jax.tree.map(numbers, abstract)
+
+
 def numbers(state):
     """Every array of a state as bytes, by name."""
     return {name: np.asarray(leaf).tobytes() for name, leaf in named(state).items()}

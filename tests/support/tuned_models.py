@@ -1,7 +1,6 @@
 """Models with a head or parameters that fine-tuning moves, built and trained for a few steps."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from small_models import TINY
@@ -25,10 +24,18 @@ def built(model, **settings):
 def trained(tune, step, make=lambda rngs: Transformer(MODEL, rngs)):
     """``{parameter: whether each of its layers is trained}``; one answer where it is not of layers."""
     model = jax.eval_shape(lambda: make(nnx.Rngs(0)))
-    updates = tune(
-        {name: jnp.ones(leaf.shape) for name, leaf in sharding.named(model).items()}, jnp.int32(step)
-    )
+    # One number of a layer stands for all of it, so that parameters of many shapes share a few operations.
+    ones = {
+        name: np.ones(one_of_each_layer(name, x), np.float32) for name, x in sharding.named(model).items()
+    }
+    updates = tune(ones, np.int32(step))
     return {name: layers(name, value) for name, value in updates.items()}
+
+
+def one_of_each_layer(name, value):
+    """The shape of a parameter with one number for each of its layers."""
+    count = value.shape[0] if ".blocks." in name else 1
+    return (count, *[1] * (value.ndim - 1))
 
 
 def layers(name, value):

@@ -143,7 +143,7 @@ def test_nothing_saved_is_none_for_a_run_and_an_error_for_fine_tuning(tmp_path):
 @pytest.mark.parametrize("old, new", [((2, 2, 2), ()), ((), (1, 8, 1)), ((4, 2, 1), (1, 2, 4))])
 def test_a_checkpoint_moves_between_meshes_bit_for_bit(tmp_path, old, new):
     with opened(tmp_path) as checkpoints:
-        state = toy.steps(*old).initial_state(5)
+        state = toy.drawn(toy.steps(*old).abstract)
         checkpoints.save(state)
     other = restored(tmp_path, toy.steps(*new))
     assert toy.numbers(other) == toy.numbers(state)
@@ -165,7 +165,7 @@ def test_another_shape_name_or_dtype_is_refused(saved):
 
 
 def test_fine_tuning_takes_the_parameters_alone_under_another_optimiser(saved):
-    fresh = toy.steps(2, 2, 2, optimizer=OptimizerConfig(name="adamw")).initial_state(9)
+    fresh = at(toy.drawn(toy.steps(2, 2, 2, optimizer=OptimizerConfig(name="adamw")).abstract), 0)
     with opened(saved[0]) as checkpoints:
         state = checkpoints.restore_model(fresh, step=1)
     found = {name: value for name, value in toy.numbers(state).items() if name.startswith("params.")}

@@ -1,6 +1,7 @@
 """Rows that last several steps, over which a recurrent state is carried: truncated backpropagation."""
 
 from dataclasses import replace
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ STILL = OptimizerConfig("adamw", learning_rate=1e-30, schedule="constant")
 OBJECTIVE = replace(OBJECTIVES["language-model"], eos="between-documents")
 
 
+@cache
 def batches():
     """Of rows that last PARTS steps, and of the whole rows."""
     whole = pretraining(OBJECTIVE, "decoder", PARTS * LENGTH)
@@ -88,15 +90,18 @@ def test_a_model_that_does_not_learn_has_over_the_parts_of_a_row_the_loss_of_the
 
 def test_a_carry_goes_in_as_an_argument_and_comes_out_as_a_result_and_is_no_metric():
     lasting, _ = batches()
-    model = Transformer(model_of("lstm"), nnx.Rngs(params=0))
+    config = model_of("lstm")
+    model = jax.jit(lambda: Transformer(config, nnx.Rngs(params=0)))()
+    carried = jax.jit(partial(carried_language_model, key=None, config=LossConfig()))
+    plain = jax.jit(partial(language_model, key=None, config=LossConfig()))
     batch, zeros = lasting(0, slice(None)), model.decoder.init_carry(ROWS, 0)
-    loss, sums, carry = carried_language_model(model, batch, zeros, None, LossConfig())
-    alone, alone_sums = language_model(model, batch, None, LossConfig())
+    loss, sums, carry = carried(model, batch, zeros)
+    alone, alone_sums = plain(model, batch)
     np.testing.assert_allclose(loss, alone, rtol=1e-6)
     assert sums.keys() == alone_sums.keys()
     assert jax.tree.map(jnp.shape, carry) == jax.tree.map(jnp.shape, zeros)
-    later = carried_language_model(model, lasting(1, slice(None)), carry, None, LossConfig()).loss
-    assert abs(later - language_model(model, lasting(1, slice(None)), None, LossConfig())[0]) > 1e-3
+    second = lasting(1, slice(None))
+    assert abs(float(carried(model, second, carry).loss) - float(plain(model, second)[0])) > 1e-3
 
 
 @pytest.mark.parametrize("new", [{"loss": masked_lm}, {"microbatches": 2}])
@@ -105,32 +110,34 @@ def test_a_loss_that_carries_no_state_is_refused(new):
         StepSpec(model_of("lstm"), tbptt=TruncatedBPTT(ROWS, PARTS), **new)
 
 
+# one step for both of the following, which takes the time to compile
+LASTING = {
+    "model": model_of("lstm", vocab_size=toy.MODEL.vocab_size, dropout=0.5),
+    "module": Transformer,
+    "tbptt": TruncatedBPTT(toy.ROWS, PARTS),
+}
+SKIP = GuardConfig(non_finite="skip")
+
+
 def test_an_update_that_is_left_out_leaves_the_state_as_it_was():
-    spec = StepSpec(
-        model_of("lstm"), STILL, tbptt=TruncatedBPTT(ROWS, PARTS), guard=GuardConfig(non_finite="skip")
-    )
-    steps = training.build(spec, make_mesh(MeshConfig(), jax.devices()[:1]))
-    lasting, _ = batches()
+    steps = toy.steps(guard=SKIP, **LASTING)
     state, train = steps.initial_state(0), steps.seeded_train_step(0)
-    first = lasting(0, slice(None))
-    state, _ = train(state, steps.shard_batch(first))
+    state, _ = train(state, steps.shard_batch(toy.batch(0)))
     before = jax.device_get(state.carry)
-    bad = replace(first, decoder=replace(first.decoder, loss_weights=first.decoder.loss_weights * np.nan))
-    state, metrics = train(state, steps.shard_batch(bad))
+    assert any(leaf.any() for leaf in jax.tree.leaves(before))
+    state, metrics = train(state, steps.shard_batch(toy.batch(1, poison=[1])))
     assert metrics["skipped_updates"] == 1
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.carry), before)
-    state, _ = train(state, steps.shard_batch(lasting(PARTS - 1, slice(None))))
-    state, metrics = train(state, steps.shard_batch(bad))
+    state, _ = train(state, steps.shard_batch(toy.batch(PARTS - 1)))
+    state, metrics = train(state, steps.shard_batch(toy.batch(PARTS, poison=[PARTS])))
     assert metrics["skipped_updates"] == 1, "the first part of the next row"
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(jax.device_get(state.carry)))
 
 
 def test_a_run_in_two_sessions_is_the_run_in_one_bit_for_bit_in_the_midst_of_rows_too(tmp_path):
-    model = model_of("lstm", vocab_size=toy.MODEL.vocab_size, dropout=0.5)
-    given = {"model": model, "module": Transformer, "tbptt": TruncatedBPTT(toy.ROWS, PARTS)}
     for total in (4, 8):  # neither begins a row
-        resumed = toy.run(tmp_path / "two", total, **given)
-    one = toy.numbers(toy.run(tmp_path / "one", 8, **given))
+        resumed = toy.run(tmp_path / "two", total, guarding=SKIP, **LASTING)
+    one = toy.numbers(toy.run(tmp_path / "one", 8, guarding=SKIP, **LASTING))
     assert toy.numbers(resumed) == one
     assert any(name.startswith("carry") for name in one)
 
