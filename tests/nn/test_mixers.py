@@ -226,7 +226,9 @@ def test_scores_of_beams_are_those_of_the_whole_rows(mixer):
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("mixer", SEEN)
+@pytest.mark.parametrize(  # a layer of "rnn" or "gru" reads in the directions in which one of "lstm" does
+    "mixer", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("rnn", "gru"))) for name in SEEN]
+)
 def test_a_decoder_reads_back_and_an_encoder_both_ways_as_far_as_its_mixer(mixer):
     for both_ways, seen in enumerate(SEEN[mixer]):
         module = mixer_of(config_of(mixer, **{"mixer.kernel_size": 3}), bool(both_ways))

@@ -19,7 +19,7 @@ def sizes(config):
     return {name: x.size for name, x in named(shapes(config)).items()}
 
 
-@pytest.mark.parametrize("logits", ["tied", "tied-scaled", "separate"])
+@pytest.mark.parametrize("logits", ["tied", pytest.param("tied-scaled", marks=pytest.mark.slow), "separate"])
 def test_embeddings_apart_are_one_more_table_and_nothing_else_changes(logits):
     shared = changes(TINY, {"output.logits": logits})
     separate = changes(shared, {"embedding.encoder": "separate"})
