@@ -57,7 +57,7 @@ def test_an_encoder_made_of_a_decoder_is_that_decoder_without_its_mask():
     unmasked = with_params(changes(LLAMA, {"attention.mask": "none"}), named(old))
     batch = small_models.example(1, 5, 4)
     expected = small_models.features(unmasked, Batch(decoder=batch.encoder))
-    np.testing.assert_allclose(model.encode(batch), expected, atol=1e-5)
+    np.testing.assert_allclose(small_models.encode(model, batch), expected, atol=1e-5)
     alone, _ = adapted(LLAMA, {"architecture": "encoder"})
     np.testing.assert_allclose(small_models.features(alone, batch), expected, atol=1e-5)
 
@@ -81,7 +81,7 @@ def test_an_encoders_weights_are_those_of_both_stacks_and_cross_attention_is_ran
     model, old = adapted(BERT, {"architecture": architecture})
     batch = small_models.example(1, 5, 4)
     expected = small_models.features(old, Batch(encoder=batch.encoder))
-    np.testing.assert_allclose(model.encode(batch), expected, atol=1e-5)
+    np.testing.assert_allclose(small_models.encode(model, batch), expected, atol=1e-5)
     params, before = named(model), named(old)
     np.testing.assert_array_equal(
         params["decoder.blocks.attention.query.kernel"], before["encoder.blocks.attention.query.kernel"]
@@ -123,7 +123,7 @@ def test_a_model_of_fewer_layers_is_that_in_which_the_others_add_nothing():
     old, counts = small_models.made(config), {"num_decoder_layers": 2}
     smaller = with_params(*adapt.drop_layers(config, named(old), counts))
     silent = {
-        name: leaf.at[1].set(0) if ".out." in name and "blocks" in name else leaf
+        name: leaf * np.float32([1, 0, 1])[:, None, None] if ".out." in name and "blocks" in name else leaf
         for name, leaf in named(old).items()
     }
     batch = Batch(decoder=small_models.example(1, 5, 4).decoder)

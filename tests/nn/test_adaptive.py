@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_models import CONFIGS, TINY, example, made, run
+from small_models import CONFIGS, TINY, example, made, run, shapes
 
 from lm.config.base import SettingError, changes
 from lm.nn.adaptive import adaptive_log_softmax
@@ -19,19 +19,25 @@ SIZES = (5, 15, 20)
 PLAIN = CONFIGS["decoder"]
 
 
+def drawn(*shape, seed):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
 def table():
     """The vectors [V,D] of all tokens, of which only the first have 16 features of their own."""
-    first, *others = made(CONFIG).embed.clusters
-    projected = [cluster.embed.table @ cluster.projection.kernel for cluster in others]
-    return np.concatenate([first.embed.table, *projected])
+    first, *others = jax.tree.map(np.asarray, made(CONFIG).embed).clusters
+    projected = [cluster.embed.table[...] @ cluster.projection.kernel[...] for cluster in others]
+    return np.concatenate([first.embed.table[...], *projected])
 
 
 def test_it_is_a_table_whose_rows_lie_in_fewer_dimensions_the_rarer_their_tokens():
     embed, rows = made(CONFIG).embed, table()
-    np.testing.assert_allclose(embed(jnp.arange(40)[None])[0], rows, atol=1e-5)
+    x = drawn(2, 3, 16, seed=1)
+    both = jax.jit(lambda embed, ids, x: (embed(ids)[0], embed.logits(x)))
+    found, logits = both(embed, np.arange(40)[None], x)
+    np.testing.assert_allclose(found, rows, atol=1e-5)
     assert [np.linalg.matrix_rank(rows[part]) for part in (np.s_[:5], np.s_[5:20], np.s_[20:])] == [5, 6, 2]
-    x = jax.random.normal(jax.random.key(1), (2, 3, 16))
-    np.testing.assert_allclose(embed.logits(x), x @ rows.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(logits, x @ rows.T, rtol=1e-4, atol=1e-4)
     assert 0.5 < rows[5:].std() < 2  # as the table of one cluster
 
 
@@ -42,13 +48,13 @@ def test_an_id_that_no_cluster_has_is_nan(outside):
 
 def test_its_tables_and_projections_are_counted_where_they_are_read():
     matrices = 5 * 16 + 15 * 6 + 6 * 16 + 20 * 2 + 2 * 16
-    assert num_parameters(made(CONFIG).embed) == costs(CONFIG, 10).embedding_parameters == matrices
+    assert num_parameters(shapes(CONFIG).embed) == costs(CONFIG, 10).embedding_parameters == matrices
     found = step_flops(CONFIG, 1, 10, 10) - step_flops(PLAIN, 1, 10, 10)
     assert found == 6 * 10 * (matrices - 40 * 16 + (6 + 2) * 16)
 
 
 def test_frozen_embeddings_are_those_of_all_clusters():
-    updates = {name: jnp.ones(value.shape) for name, value in named(made(CONFIG)).items()}
+    updates = {name: np.ones(value.shape) for name, value in named(shapes(CONFIG)).items()}
     kept = {name for name, value in freeze_embedding(updates, 0).items() if value.any()}
     assert kept == {name for name in updates if not name.startswith("embed.")}
 
@@ -68,10 +74,6 @@ def test_clusters_that_do_not_fit_are_refused(new):
 
 
 # ---- adaptive softmax
-
-
-def drawn(*shape, seed):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def test_a_token_is_as_likely_as_its_cluster_times_the_token_in_it():
@@ -94,9 +96,9 @@ def test_it_is_the_full_softmax_where_a_name_weighs_as_much_as_its_tokens():
 def test_a_model_gives_probabilities_and_its_only_new_parameters_are_the_names():
     np.testing.assert_allclose(np.exp(run(made(SOFTMAX), example(1, 5, 7))).sum(-1), 1, rtol=1e-5)
     assert (
-        num_parameters(made(SOFTMAX))
+        num_parameters(shapes(SOFTMAX))
         == costs(SOFTMAX, 10).parameters
-        == num_parameters(made(CONFIG)) + 2 * 16
+        == num_parameters(shapes(CONFIG)) + 2 * 16
     )
     assert step_flops(SOFTMAX, 1, 10, 10) == step_flops(CONFIG, 1, 10, 10) + 6 * 10 * 2 * 16
 

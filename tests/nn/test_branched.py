@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from scipy.special import softmax
 from small_models import CONFIGS, TINY, example, loss_and_gradients, make
 
 from lm.config.base import SettingError, changes
@@ -13,21 +14,29 @@ from lm.nn.attention_inputs import AttentionInputs
 from lm.train.flops import costs, step_flops
 
 NAME, BRANCHES = "branches", {"attention.branching": "weighted"}
-X = jax.random.normal(jax.random.key(1), (2, 3, 16))
+
+
+def drawn(*shape):
+    return np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+
+X = drawn(2, 3, 16)
+attend = jax.jit(lambda attention, x: attention(x, AttentionInputs(), None, {})[0])
+feed = jax.jit(lambda mlp, x: mlp(x, None))
 
 
 def test_the_output_is_the_weighted_sum_of_each_heads_feed_forward_layer():
     attention = Attention(changes(TINY, BRANCHES), nnx.Rngs(params=jax.random.key(0)))
     branches = attention.branches
-    first, second = jax.random.normal(jax.random.key(2), (2, 4))
-    branches.concatenation_logits[...], branches.addition_logits[...] = first, second
-    heads = jax.random.normal(jax.random.key(3), (2, 3, 4, 8))
-    expected = 0
+    first, second = drawn(2, 4)
+    branches.concatenation_logits[...], branches.addition_logits[...] = map(jnp.asarray, (first, second))
+    heads, expected = drawn(2, 3, 4, 8), 0
     for head in range(4):
-        kernel = attention.out.kernel[...][8 * head : 8 * head + 8]
-        x = jax.nn.softmax(first)[head] * heads[:, :, head] @ kernel
-        expected += jax.nn.softmax(second)[head] * branches.mlp(x, None)
-    np.testing.assert_allclose(attention.combine(X, heads), expected, atol=1e-5)
+        kernel = np.asarray(attention.out.kernel[...])[8 * head : 8 * head + 8]
+        x = softmax(first)[head] * heads[:, :, head] @ kernel
+        expected += softmax(second)[head] * np.asarray(feed(branches.mlp, x))
+    combine = jax.jit(lambda attention, x, heads: attention.combine(x, heads))
+    np.testing.assert_allclose(combine(attention, X, heads), expected, atol=1e-5)
 
 
 def test_with_one_head_it_is_attention_and_then_the_feed_forward_layer():
@@ -35,10 +44,8 @@ def test_with_one_head_it_is_attention_and_then_the_feed_forward_layer():
     branched = Attention(config, nnx.Rngs(params=jax.random.key(0)))
     plain = jax.tree.map(lambda leaf: leaf, branched)
     plain.branches = None
-    y, _ = plain(X, AttentionInputs(), None, {})
-    np.testing.assert_allclose(
-        branched(X, AttentionInputs(), None, {})[0], branched.branches.mlp(y, None), atol=1e-5
-    )
+    expected = feed(branched.branches.mlp, attend(plain, X))
+    np.testing.assert_allclose(attend(branched, X), expected, atol=1e-5)
 
 
 def test_blocks_have_no_other_feed_forward_layer_and_its_repetitions_are_counted():
@@ -64,7 +71,7 @@ def test_recomputed_stacks_give_the_same_loss_and_gradients_and_weights_learn():
 
 def test_the_output_keeps_its_type():
     attention = Attention(changes(TINY, BRANCHES), nnx.Rngs(params=jax.random.key(0)))
-    assert attention(X.astype(jnp.bfloat16), AttentionInputs(), None, {})[0].dtype == jnp.bfloat16
+    assert jax.eval_shape(attend, attention, jnp.asarray(X, jnp.bfloat16)).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """What the published decoders need of a model, each a setting: it computes what it says, with a cache too."""
 
 from dataclasses import replace
-from functools import cache
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
+from small_models import hidden_states, moved, run
 
 from lm.batch import Batch, Side
 from lm.config.attention import RotaryConfig, SparsityConfig
@@ -80,40 +80,31 @@ DECODED = {"query-and-key-norms", "one-norm", "unrolled-windows", "projected-tok
 TOKENS = np.random.default_rng(0).integers(0, 23, (2, 9))
 
 
-@cache
-def made(config):
-    """A model none of whose parameters is 0 or 1."""
-
-    @jax.jit
-    def make():
-        leaves, structure = jax.tree.flatten(Transformer(config, nnx.Rngs(params=jax.random.key(0))))
-        keys = jax.random.split(jax.random.key(1), len(leaves))
-        drawn = [
-            leaf + 0.3 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(structure, drawn)
-
-    return make()
-
-
 def logits(model, tokens=TOKENS):
-    return jax.jit(Transformer.__call__)(model, Batch(decoder=Side(tokens=tokens)))
+    return np.asarray(run(model, Batch(decoder=Side(tokens=tokens))))
+
+
+@jax.jit
+def whole_and_cached(model, tokens):
+    """The logits of a row, and of its tokens from the third on by a cache."""
+    whole = model(Batch(decoder=Side(tokens=tokens)))
+    first, held = model.prefill(Batch(decoder=Side(tokens=tokens[:, :3])), 9)
+
+    def step(held, token):
+        found, held = model.step(token, held)
+        return held, found
+
+    _, others = jax.lax.scan(step, held, tokens[:, 3:].T)
+    return whole, first, others
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in DECODED)) for name in VALUES]
 )
 def test_decoding_with_a_cache_gives_the_logits_of_the_whole_row(name):
-    model = made(changes(BASE, VALUES[name]))
-    whole = logits(model)
-    found, held = jax.jit(Transformer.prefill, static_argnums=2)(
-        model, Batch(decoder=Side(tokens=TOKENS[:, :3])), 9
-    )
-    step = jax.jit(Transformer.step)
-    for place in range(3, 9):
-        np.testing.assert_allclose(found, whole[:, place - 1], atol=2e-5)
-        found, held = step(model, TOKENS[:, place], held)
-    np.testing.assert_allclose(found, whole[:, -1], atol=2e-5)
+    whole, first, others = map(np.asarray, whole_and_cached(moved(changes(BASE, VALUES[name])), TOKENS))
+    for place, found in enumerate([first, *others], 2):
+        np.testing.assert_allclose(found, whole[:, place], atol=2e-5)
 
 
 def parameters(**settings):
@@ -127,7 +118,7 @@ def test_values_have_a_width_of_their_own_in_kernels_and_cache():
     shapes = parameters(**{"attention.d_v": 6, "attention.num_key_value_heads": 2})
     kernels = [shapes[f"decoder.blocks.attention.{part}.kernel"] for part in ("query", "key", "value", "out")]
     assert kernels == [(4, 16, 16), (4, 16, 8), (4, 16, 12), (4, 24, 16)]
-    model = made(changes(BASE, VALUES["value-width"]))
+    model = moved(changes(BASE, VALUES["value-width"]))
     held = jax.eval_shape(lambda: model.decoder.init_carry(3, 5))
     assert (held.key.shape, held.value.shape) == ((4, 3, 2, 5, 4), (4, 3, 2, 5, 6))
 
@@ -137,11 +128,11 @@ def test_an_encoder_whose_heads_are_narrower_may_have_the_decoders_values():
         BASE, {"architecture": "encoder-decoder", "attention.d_v": 6, "encoder": EncoderConfig(d_kv=2)}
     )
     batch = Batch(encoder=Side(tokens=TOKENS), decoder=Side(tokens=TOKENS))
-    assert np.isfinite(jax.jit(Transformer.__call__)(made(config), batch)).all()
+    assert np.isfinite(run(moved(config), batch)).all()
 
 
 def test_a_scale_of_queries_or_keys_does_not_matter_once_they_are_normalised():
-    model = made(changes(BASE, {"attention.qk_norm": True, "norm.epsilon": 1e-12}))
+    model = moved(changes(BASE, {"attention.qk_norm": True, "norm.epsilon": 1e-12}))
     before = logits(model)
     for part in ("query", "key", "value"):
         louder = jax.tree.map(lambda leaf: leaf, model)
@@ -154,7 +145,7 @@ def test_a_scale_of_queries_or_keys_does_not_matter_once_they_are_normalised():
 def test_norms_of_heads_without_scales_have_no_parameters_and_undo_the_scale_of_values_and_outputs(kind):
     new = VALUES["head-norms"] | {"norm.kind": kind, "norm.epsilon": 1e-12}
     assert parameters(**new).keys() == parameters(**{"norm.kind": kind}).keys()
-    model = made(changes(BASE, new))
+    model = moved(changes(BASE, new))
     before = logits(model)
     for part in ("query", "key", "value"):
         louder = jax.tree.map(lambda leaf: leaf, model)
@@ -175,7 +166,7 @@ def test_biases_of_queries_keys_and_values_are_a_setting_of_their_own():
 
 
 def test_a_block_of_one_norm_is_a_parallel_one_whose_norms_are_equal():
-    one, two = (made(replace(BASE, residual=kind)) for kind in ("parallel-one-norm", "parallel"))
+    one, two = (moved(replace(BASE, residual=kind)) for kind in ("parallel-one-norm", "parallel"))
     assert logits(one).shape == logits(two).shape
     source = named(one)
     filled = [
@@ -189,11 +180,11 @@ def test_a_block_of_one_norm_is_a_parallel_one_whose_norms_are_equal():
 @pytest.mark.parametrize(("windows", "reach"), [((1, 0, 2, 1), 4), ((0, None, 0, 0), 8), ((0, 0, 0, 0), 0)])
 def test_a_position_depends_on_as_many_before_it_as_the_windows_of_all_layers_reach(windows, reach):
     widest = None if None in windows else max(windows)
-    model = made(replace(BASE, sparsity=SparsityConfig(widest, layer_windows=windows)))
-    moved = np.array(
+    model = moved(replace(BASE, sparsity=SparsityConfig(widest, layer_windows=windows)))
+    change = np.array(
         [np.abs(logits(model, changed(place)) - logits(model))[0, -1].max() for place in range(9)]
     )
-    assert (moved > 0).tolist() == [8 - place <= reach for place in range(9)]
+    assert (change > 0).tolist() == [8 - place <= reach for place in range(9)]
 
 
 def changed(place):
@@ -204,20 +195,20 @@ def changed(place):
 
 def test_a_window_of_each_layer_is_one_window_where_all_are_alike():
     each, one = (
-        made(replace(BASE, sparsity=SparsityConfig(2, layer_windows=windows))) for windows in ((2,) * 4, ())
+        moved(replace(BASE, sparsity=SparsityConfig(2, layer_windows=windows))) for windows in ((2,) * 4, ())
     )
     np.testing.assert_allclose(logits(each), logits(one), atol=1e-5)
 
 
 def test_tokens_are_projected_before_positions_are_added_and_states_back_without_biases():
-    model = made(changes(BASE, {"bias": True, **VALUES["projected-tokens"]}))
+    model = moved(changes(BASE, {"bias": True, **VALUES["projected-tokens"]}))
     shapes = {name: leaf.shape for name, leaf in named(model).items()}
     assert shapes["decoder.positions.table"] == (16, 16) and shapes["embed.table"] == (23, 8)
     assert {name for name in shapes if name.startswith(("decoder.projection", "narrowing"))} == {
         "decoder.projection.kernel",
         "narrowing.kernel",
     }
-    x = jax.jit(Transformer.hidden_states)(model, Batch(decoder=Side(tokens=TOKENS)))["decoder"][0]
+    x = hidden_states(model, Batch(decoder=Side(tokens=TOKENS)))["decoder"][0]
     tokens = model.embed.table[...][TOKENS] @ model.decoder.projection.kernel[...]
     np.testing.assert_allclose(x, tokens + model.decoder.positions.table[...][None, :9], atol=1e-5)
 

@@ -1,6 +1,7 @@
 """Laws of layers with experts inside of models, and of what they add to the loss."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,6 @@ from lm.config.training import LossConfig
 from lm.nn.experts import ExpertMLP
 from lm.nn.finetune import ModelWithHead
 from lm.nn.mlp import MLP
-from lm.nn.transformer import Transformer
 from lm.sharding import make_mesh, named
 from lm.train.losses import language_model, masked_lm, supervised_loss
 from lm.train.step import StepSpec, build
@@ -31,12 +31,17 @@ def layer_of(**new):
     return ExpertMLP(config, nnx.Rngs(params=jax.random.key(0)))
 
 
-X = jax.random.normal(jax.random.key(1), (4, 12, TINY.d_model))
+X = np.asarray(jax.random.normal(jax.random.key(1), (4, 12, TINY.d_model)))
 SEGMENTS = np.ones((4, 12), int)
 
 
-def output(layer, x=X, segments=SEGMENTS, key=None, keeps_all=False):
+@partial(jax.jit, static_argnames="keeps_all")
+def computed(layer, x, segments, key, keeps_all):
     return layer(x, segments, None, key, keeps_all)
+
+
+def output(layer, x=X, segments=SEGMENTS, key=None, keeps_all=False):
+    return jax.tree.map(np.asarray, computed(layer, x, segments, key, keeps_all))
 
 
 @pytest.mark.parametrize("activation", ["relu", "gated-silu"])
@@ -51,22 +56,26 @@ def test_one_expert_with_room_for_all_is_a_feed_forward_layer(activation):
         if getattr(layer, name) is not None:
             bias = getattr(layer, name).bias
             bias[...] = bias[...] + 1
-    np.testing.assert_allclose(output(layer)[0], dense(X, None), atol=1e-5)
+    np.testing.assert_allclose(output(layer)[0], jax.jit(MLP.__call__)(dense, X, None), atol=1e-5)
 
 
 def test_with_a_capacity_that_drops_nothing_experts_compute_what_they_do_without():
     # 3.6 / 4 of 12 tokens: 11 slots for each expert, and no expert is chosen by all tokens
     roomy, unlimited = layer_of(capacity_factor=3.6), layer_of(capacity_factor=None)
-    (out, router), (due, _) = output(roomy, key=KEY), output(unlimited, key=KEY)
+
+    @jax.jit
+    @partial(jax.grad, has_aux=True)
+    def gradients_and_outputs(layer, x):
+        out, router = layer(x, SEGMENTS, None, KEY, False)
+        return jnp.sin(out).sum(), (out, router)
+
+    (found, (out, router)), (expected, (due, _)) = (
+        gradients_and_outputs(layer, X) for layer in (roomy, unlimited)
+    )
     assert (router.dropped == 0).all()
     np.testing.assert_allclose(out, due, atol=1e-5)
-
-    def gradients(layer):
-        return named(jax.grad(lambda layer: jnp.sin(output(layer, key=KEY)[0]).sum())(layer))
-
-    found, expected = gradients(roomy), gradients(unlimited)
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, atol=1e-4, err_msg=name)
+    for name, value in named(expected).items():
+        np.testing.assert_allclose(named(found)[name], value, atol=1e-4, err_msg=name)
 
 
 def test_a_dropped_token_adds_nothing_and_is_counted():
@@ -84,7 +93,7 @@ def test_a_dropped_token_adds_nothing_and_is_counted():
 @pytest.mark.slow
 def test_in_evaluation_an_expert_reads_the_first_tokens_of_each_text_up_to_its_capacity_packed_or_alone():
     layer, free = layer_of(per_token=1, eval_capacity=2, group_rows=4), layer_of(per_token=1)
-    chosen = np.asarray(layer.router(X)).argmax(-1)
+    chosen = np.asarray(layer.router(jnp.asarray(X))).argmax(-1)
     segments = np.repeat([[1, 2, 0]], [7, 4, 1], axis=1).repeat(4, 0)
     out, router = output(layer, segments=segments)
     is_read = np.zeros((4, 12), bool)
@@ -111,7 +120,9 @@ def test_rows_are_alone_in_their_groups_unless_they_share_one():
     )
     assert router.dropped.shape == (4,) and router.dropped[0] == router.dropped[1]
     # A number of rows that the group does not divide is split by what divides both.
-    assert output(layer_of(group_rows=4), X[:2], SEGMENTS[:2])[0].shape == X[:2].shape
+    grouped = layer_of(group_rows=4)
+    found, _ = jax.eval_shape(lambda x: grouped(x, SEGMENTS[:2], None, None, False), X[:2])
+    assert found.shape == X[:2].shape
 
 
 @pytest.mark.parametrize("exploration", ["jitter", "dropout", "sample"])
@@ -182,15 +193,18 @@ def test_every_second_layer_has_experts_and_the_others_a_feed_forward_layer():
 def test_decoding_drops_no_token_that_evaluation_would_drop():
     config = changes(DECODER, {"experts.eval_capacity_factor": 0.3})
     limited, free = made(config), made(DECODER)
-    batch = example(3, 5, 9)
-    assert np.abs(run(limited, batch) - run(free, batch)).max() > 1e-3
-    logits, cache = jax.jit(Transformer.prefill, static_argnums=2)(limited, batch, 11)
-    np.testing.assert_allclose(logits, run(free, batch)[:, -1], atol=2e-5)
-    limited, cache = limited.unstack(cache)
-    logits, _ = jax.jit(Transformer.step)(limited, np.array([7]), cache)
-    longer = np.concatenate([batch.decoder.tokens, [[7]]], axis=1)
-    due = run(free, Batch(decoder=Side(tokens=longer)))[:, -1]
-    np.testing.assert_allclose(logits, due, atol=2e-5)
+    tokens = example(3, 5, 10).decoder.tokens
+
+    @jax.jit
+    def cached(model):
+        first, cache = model.prefill(Batch(decoder=Side(tokens=tokens[:, :-1])), 11)
+        model, cache = model.unstack(cache)
+        return first, model.step(tokens[:, -1], cache)[0]
+
+    due, dropping = (np.asarray(run(model, Batch(decoder=Side(tokens=tokens)))) for model in (free, limited))
+    assert np.abs(dropping - due)[:, :-1].max() > 1e-3
+    for found, expected in zip(cached(limited), (due[:, -2], due[:, -1]), strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 ENCODER = changes(TINY, {"architecture": "encoder", "experts.count": 4, "experts.kind": "expert-choice"})
@@ -264,7 +278,9 @@ def test_evaluation_reports_the_routers_and_drops_nothing():
 
 
 def test_a_model_without_experts_has_no_metric_of_them():
-    assert not {"balance_loss", "router_z_loss", "dropped_tokens"} & trained(steps_of(), 1)[1][0].keys()
+    steps = steps_of()
+    _, metrics = jax.eval_shape(steps.seeded_train_step(0), steps.abstract, steps.shard_batch(batch_of(4)))
+    assert metrics and not {"balance_loss", "router_z_loss", "dropped_tokens"} & metrics.keys()
 
 
 @pytest.mark.slow

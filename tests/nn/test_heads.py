@@ -1,14 +1,14 @@
 """Laws of heads, and of models made of models."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from small_models import CONFIGS, example, joined, padded, tiny
+from small_models import CONFIGS, example, features, filled, joined, padded, tiny
 
 from experiments.runs.kinds.answers import reader_of
 from experiments.runs.kinds.head import head_spec
@@ -38,9 +38,13 @@ RECURRENT = {
 }
 
 
+read = jax.jit(ModelWithHead.__call__)
+
+
+@cache
 def tuned(name, **head):
     config = replace((CONFIGS | RECURRENT)[name], dropout=0.0)
-    return ModelWithHead(config, HeadConfig(**head), nnx.Rngs(params=jax.random.key(0)))
+    return filled(jax.eval_shape(lambda: ModelWithHead(config, HeadConfig(**head), nnx.Rngs(params=0))))
 
 
 @pytest.mark.parametrize(
@@ -49,22 +53,24 @@ def tuned(name, **head):
         ("bert-base", {"kind": "classes", "classes": 3}, (1, 3)),
         ("gpt2", {"kind": "classes", "classes": 3, "pool": "last"}, (1, 3)),
         ("bart-base", {"kind": "regression", "pool": "mean"}, (1,)),
-        ("roberta-base", {"kind": "regression", "pool": "max"}, (1,)),
+        pytest.param("roberta-base", {"kind": "regression", "pool": "max"}, (1,), marks=pytest.mark.slow),
         ("bert-base", {"kind": "tokens", "classes": 5}, (1, 8, 5)),
         ("bert-base", {"kind": "span"}, (1, 2, 8)),
         ("bert-base", {"kind": "classes", "classes": 2, "layers": "mixed-frozen"}, (1, 2)),
-        ("lstm encoder", {"kind": "classes", "classes": 3, "pool": "last"}, (1, 3)),
+        pytest.param(
+            "lstm encoder", {"kind": "classes", "classes": 3, "pool": "last"}, (1, 3), marks=pytest.mark.slow
+        ),
         ("lstm encoder", {"kind": "tokens", "classes": 5}, (1, 8, 5)),
         ("gru decoder", {"kind": "regression", "pool": "max"}, (1,)),
     ],
 )
 def test_a_head_reads_the_text_and_not_its_padding(name, head, shape):
     model, batch = tuned(name, **head), padded(example(10, 6, 6), 8)
-    found = jax.jit(ModelWithHead.__call__)(model, batch)
+    found = np.asarray(read(model, batch))
     assert found.shape == shape
     text = np.asarray(batch.encoder.segment_ids) > 0
     noisy = batch.map_sides(lambda side: replace(side, tokens=np.where(text, side.tokens, 9)))
-    again = jax.jit(ModelWithHead.__call__)(model, noisy)
+    again = np.asarray(read(model, noisy))
     where = np.broadcast_to(text[:, :, None], shape) if head["kind"] == "tokens" else np.ones(shape, bool)
     np.testing.assert_allclose(again[where], found[where], atol=1e-6)
     if head["kind"] == "span":
@@ -95,15 +101,18 @@ def test_a_pool_is_numpys_of_the_text_wherever_its_padding_stands(pool, numpy):
     ).all()  # a row of padding, which fills up a batch
 
 
+pools = {name: jax.jit(pool) for name, pool in POOLINGS.items()}
+
+
 @pytest.mark.parametrize("name", ["bert-base", "gpt2", "bart-base"])
 @pytest.mark.parametrize("pool", POOLINGS)
 def test_a_text_in_a_packed_row_is_pooled_as_if_it_were_alone(name, pool):
-    body, texts = tuned(name, kind="classes", pool=pool).body, [example(1, 5, 5), example(2, 6, 6)]
+    body, texts = tuned(name, kind="classes").body, [example(1, 5, 5), example(2, 6, 6)]
     side = "decoder" if body.config.has_decoder else "encoder"
-    states = jax.jit(type(body).features)
 
     def pooled(batch, number):
-        return POOLINGS[pool](states(body, batch), batch.side(side).segment_ids == number)
+        states = np.asarray(features(body, batch))
+        return pools[pool](states, batch.side(side).segment_ids == number)
 
     packed = padded(joined(texts), 12)
     for number, text in enumerate(texts, 1):
@@ -133,14 +142,13 @@ def test_each_choice_is_scored_as_if_it_were_alone():
     model = tuned("bert-base", kind="choice")
     candidates = [padded(example(seed, 5, 5), 8) for seed in range(3)]
     together = jax.tree.map(lambda *arrays: np.stack(arrays, axis=1), *candidates)
-    score = jax.jit(ModelWithHead.__call__)
-    alone = [score(model, c.map(lambda value: value[:, None]))[0, 0] for c in candidates]
-    np.testing.assert_allclose(score(model, replace(together, labels=np.zeros(1, int)))[0], alone, atol=1e-5)
+    alone = [read(model, c.map(lambda value: value[:, None]))[0, 0] for c in candidates]
+    np.testing.assert_allclose(read(model, replace(together, labels=np.zeros(1, int)))[0], alone, atol=1e-5)
 
 
 def test_a_mixture_of_layers_is_their_mean_at_first_and_leaves_the_model_as_it_is():
-    hidden = jax.random.normal(jax.random.key(0), (3, 1, 4, 16))
-    np.testing.assert_allclose(LayerMixture(2)(hidden), hidden.mean(0), atol=1e-6)
+    hidden = np.random.default_rng(0).normal(size=(3, 1, 4, 16)).astype(np.float32)
+    np.testing.assert_allclose(LayerMixture(2)(jnp.asarray(hidden)), hidden.mean(0), atol=1e-6)
     model, batch = tuned("bert-base", kind="classes", layers="mixed-frozen"), example(11, 5, 5)
     gradients = named(jax.jit(jax.grad(lambda m: m(batch).sum()))(model))
     moved = {name for name, value in gradients.items() if np.abs(value).max() > 0}
@@ -154,10 +162,13 @@ def test_a_label_that_is_no_class_is_nan_and_without_a_weight_nothing(label):
     tokens, labels = np.arange(12).reshape(3, 4), np.array([0, 2, label])
     batch = Batch(encoder=Side(tokens=tokens), labels=labels)
 
-    def sums(weights, **new):
-        weighted = replace(batch, **{"label_loss_weights": np.array(weights, np.float32)} | new)
-        loss, found = losses.supervised_loss(model, weighted, None, LossConfig())
+    @jax.jit
+    def loss_and_right(batch):
+        loss, found = losses.supervised_loss(model, batch, None, LossConfig())
         return loss, found["accuracy"][0]
+
+    def sums(weights, **new):
+        return loss_and_right(replace(batch, **{"label_loss_weights": np.array(weights, np.float32)} | new))
 
     assert np.isnan(sums([1, 1, 1])).all()
     assert sums([1, 1, 0]) == sums([1, 1, 0], labels=np.array([0, 2, 1]))
@@ -183,6 +194,14 @@ def test_electras_generator_writes_only_what_was_hidden_and_the_embedding_is_sha
     assert len(np.unique(drawn[:, hidden[0]])) > 10
 
 
+@partial(jax.jit, static_argnames="share")
+def loss_and_gradients(model, batch, share):
+    """Compiled for each ``share``, MAX_MASKED_SHARE."""
+    assert share == losses.MAX_MASKED_SHARE
+    loss = jax.value_and_grad(losses.masked_lm, has_aux=True)
+    return loss(model, batch, None, LossConfig())
+
+
 @pytest.mark.parametrize("predicted", [2, 6])  # of 8: few, and more than are read alone
 def test_a_masked_lm_learns_the_same_whichever_logits_are_computed(predicted, monkeypatch):
     config = replace(CONFIGS["bert-base"], dropout=0.0, heads=())
@@ -196,12 +215,9 @@ def test_a_masked_lm_learns_the_same_whichever_logits_are_computed(predicted, mo
     )
     batch = replace(text, encoder=side, frequent_tokens=np.arange(10)[None])
 
-    def learnt(few):
-        monkeypatch.setattr(losses, "MAX_MASKED_SHARE", few)
-        loss = jax.value_and_grad(
-            lambda model: losses.masked_lm(model, batch, None, LossConfig()), has_aux=True
-        )
-        (loss, sums), gradients = jax.jit(loss)(model)
+    def learnt(share):
+        monkeypatch.setattr(losses, "MAX_MASKED_SHARE", share)
+        (loss, sums), gradients = loss_and_gradients(model, batch, share)
         return {"loss": loss, "sums": sums, "gradients": named(gradients)}
 
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), learnt(0.28), learnt(0.0))
@@ -226,6 +242,15 @@ def discriminating(heads, **new):
     )
     weights = hidden if new.get("at_masks") else np.ones_like(hidden)
     return model, Batch(encoder=side, discriminator_loss_weights=weights.astype(np.float32))
+
+
+@partial(jax.jit, static_argnums=2)
+def loss_and_outputs(model, batch, config):
+    return losses.restored_tokens(model, batch, None, config), model(batch, jax.random.key(0))
+
+
+def restored(*given):
+    return jax.tree.map(np.asarray, loss_and_outputs(*given))
 
 
 @pytest.mark.parametrize("head", ["replaced-token", "generator"])
@@ -260,7 +285,7 @@ def test_a_step_with_a_generator_takes_the_operations_that_xla_counts(head):
         found = model.discriminator.logits(x) if head == "generator" else model.discriminator.replaced(x)
         return jax.nn.logsumexp(logits, -1).sum() + jax.nn.softplus(found).sum()
 
-    model = kind(config, generator, nnx.Rngs(params=0))
+    model = jax.eval_shape(lambda: kind(config, generator, nnx.Rngs(params=0)))
     counted = jax.jit(jax.grad(loss)).lower(model).compile().cost_analysis()["flops"]
     # it counts what is not a product too, and the random numbers of the samples
     assert step_flops(config, rows, length, 0, generator) == pytest.approx(counted, rel=0.15)
@@ -269,24 +294,25 @@ def test_a_step_with_a_generator_takes_the_operations_that_xla_counts(head):
 
 def test_replace_mlm_is_the_masked_lm_loss_of_what_the_generator_wrote():
     model, batch = discriminating(("generator",), at_masks=True)
-    loss, sums = losses.restored_tokens(model, batch, None, LossConfig(z_loss=0.0))
-    outputs = model(batch, jax.random.key(0))
+    config = LossConfig(z_loss=0.0)
+    (loss, sums), outputs = restored(model, batch, config)
     assert outputs.copy_logits is None and "discriminator.copy_gate.kernel" not in named(model)
     side = replace(batch.encoder, tokens=outputs.tokens)
-    expected, _ = losses.masked_lm(model.discriminator, Batch(encoder=side), None, LossConfig(z_loss=0.0))
+    masked_lm = jax.jit(lambda model, batch: losses.masked_lm(model, batch, None, config)[0])
+    expected = masked_lm(model.discriminator, Batch(encoder=side))
     np.testing.assert_allclose(sums["restored_loss"], (expected, 3), rtol=1e-5)
     np.testing.assert_allclose(loss, sums["loss"][0] + sums["restored_loss"][0], rtol=1e-6)
 
 
 def test_all_tokens_mlm_mixes_a_copy_of_the_input_with_the_softmax():
     model, batch = discriminating(("generator", "copy"))
-    _, sums = losses.restored_tokens(model, batch, None, LossConfig())
-    outputs = model(batch, jax.random.key(0))
-    gate = jax.nn.sigmoid(outputs.copy_logits)[..., None]
-    mixed = gate * jax.nn.one_hot(outputs.tokens, 40) + (1 - gate) * jax.nn.softmax(outputs.logits)
-    expected = -np.log(np.take_along_axis(np.asarray(mixed), batch.encoder.targets[..., None], axis=-1)).sum()
+    (_, sums), outputs = restored(model, batch, LossConfig())
+    gate = 1 / (1 + np.exp(-outputs.copy_logits))[..., None]
+    softmax = np.exp(outputs.logits) / np.exp(outputs.logits).sum(-1, keepdims=True)
+    mixed = gate * np.eye(40)[outputs.tokens] + (1 - gate) * softmax
+    expected = -np.log(np.take_along_axis(mixed, batch.encoder.targets[..., None], axis=-1)).sum()
     np.testing.assert_allclose(sums["restored_loss"], (expected, 9), rtol=1e-5)
-    right = (np.asarray(mixed).argmax(-1) == batch.encoder.targets).sum()
+    right = (mixed.argmax(-1) == batch.encoder.targets).sum()
     np.testing.assert_allclose(sums["restored_accuracy"], (right, 9))
 
 

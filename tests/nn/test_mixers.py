@@ -45,6 +45,11 @@ def mixer_of(config, both_ways=False):
     return MIXERS[config.mixer.kind](config, nnx.Rngs(params=jax.random.key(0)), both_ways)
 
 
+@jax.jit
+def mixed(mixer, x):
+    return mixer(x, AttentionInputs(), None, {})[0]
+
+
 def as_torch(mixer, arrays):
     """The mixer with weights by torch's names, its two biases added up but where GRU keeps them apart."""
 
@@ -75,10 +80,11 @@ def test_outputs_and_gradients_are_torchs_of_the_same_weights(name, ways):
     mixer = as_torch(mixer_of(config, ways == "both"), arrays)
 
     def total(mixer, x):
-        y, _ = mixer(x, AttentionInputs(), None, {})
+        y = mixed(mixer, x)
         return (y * arrays["up"]).sum(), y
 
-    (_, y), (by_weight, by_x) = jax.value_and_grad(total, (0, 1), has_aux=True)(mixer, arrays["x"])
+    (_, y), (by_weight, by_x) = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(mixer, arrays["x"])
+    by_weight = jax.tree.map(np.asarray, by_weight)
     np.testing.assert_allclose(y, arrays["y"], atol=1e-5)
     np.testing.assert_allclose(by_x, arrays["grad/x"], atol=1e-5)
     for direction, suffix in ((by_weight.forward, ""), (by_weight.backward, "_reverse")):
@@ -95,22 +101,21 @@ def test_outputs_and_gradients_are_torchs_of_the_same_weights(name, ways):
 
 def drawn(cell, length=6, rows=3, width=4):
     """Weights, products with inputs and a first state."""
-    keys = jax.random.split(jax.random.key(1), 4)
-    columns = cell.gates * width
-    weights = StateWeights(
-        jax.random.normal(keys[0], (width, columns)), jax.random.normal(keys[1], (columns,))
+    columns, random = cell.gates * width, np.random.default_rng(1)
+    kernel, bias, inputs, state = (
+        random.normal(size=shape).astype(np.float32)
+        for shape in ((width, columns), (columns,), (length, rows, columns), (cell.states, rows, width))
     )
-    inputs = jax.random.normal(keys[2], (length, rows, columns))
-    return weights, inputs, tuple(jax.random.normal(keys[3], (cell.states, rows, width)))
+    return StateWeights(kernel, bias), inputs, tuple(state)
 
 
-SEGMENTS = jnp.array([[1, 1, 2, 2, 2, 0], [0, 0, 1, 0, 1, 3], [1, 1, 1, 1, 1, 1]])
+SEGMENTS = np.array([[1, 1, 2, 2, 2, 0], [0, 0, 1, 0, 1, 3], [1, 1, 1, 1, 1, 1]])
 
 
 def looped(cell, weights, inputs, state):
     """As ``recur``, token by token in Python: a segment begins with zeros, padding is passed over."""
     rows = []
-    for row, segments in enumerate(np.asarray(SEGMENTS)):
+    for row, segments in enumerate(SEGMENTS):
         now, last, shown = tuple(array[row : row + 1] for array in state), None, []
         for place, segment in enumerate(segments):
             if segment:
@@ -129,13 +134,17 @@ def test_states_and_gradients_are_those_of_a_plain_loop_that_passes_over_padding
 ):
     cell, given = CELLS[name], drawn(CELLS[name])
 
-    def total(run):
-        return lambda *given: sum(jnp.sin(k + states).sum() for k, states in enumerate(run(*given)))
+    def gradients_and_states(run):
+        def total(*given):
+            states = run(*given)
+            return sum(jnp.sin(k + each).sum() for k, each in enumerate(states)), states
 
-    ours, plain = (lambda *given: rnn_scan(cell, *given, segment_resets(SEGMENTS))), partial(looped, cell)
-    for one, other in zip(ours(*given), plain(*given), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-    found, expected = (jax.jit(jax.grad(total(run), (0, 1, 2)))(*given) for run in (ours, plain))
+        return jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(*given)
+
+    def ours(*given):
+        return rnn_scan(cell, *given, segment_resets(jnp.asarray(SEGMENTS)))
+
+    found, expected = gradients_and_states(ours), gradients_and_states(partial(looped, cell))
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
@@ -163,10 +172,10 @@ def test_the_gradient_of_the_weights_is_the_sum_over_all_earlier_states():
 
 def test_a_forget_gate_of_1_and_an_input_gate_of_0_keep_the_memory_exactly():
     cell, (weights, inputs, state) = CELLS["lstm"], drawn(CELLS["lstm"], length=50)
-    write, forget, *others = jnp.split(inputs, 4, axis=-1)
-    inputs = jnp.concatenate([write - 1e3, forget + 1e3, *others], axis=-1)
-    _, memory = rnn_scan(cell, weights, inputs, state, None)
-    np.testing.assert_array_equal(memory, jnp.broadcast_to(state[1], memory.shape))
+    write, forget, *others = np.split(inputs, 4, axis=-1)
+    inputs = np.concatenate([write - 1e3, forget + 1e3, *others], axis=-1)
+    _, memory = jax.jit(partial(rnn_scan, cell))(weights, inputs, state, None)
+    np.testing.assert_array_equal(memory, np.broadcast_to(state[1], memory.shape))
 
 
 # h(h+d+1) for each gate; torch has h more for each. GRU keeps one of these second biases.
@@ -180,12 +189,11 @@ def test_a_layer_of_512_features_that_reads_256_has_as_many_parameters_as_the_co
 
 def test_the_matrix_of_a_window_grows_with_it_and_has_rows_of_its_own_for_each_place():
     for size in (1, 2, 5):
-        mixer = mixer_of(config_of("window", **{"mixer.window": size, "mixer.width": 7}))
-        assert mixer.hidden.kernel.shape == (size * 16, 7)
-    x = jax.random.normal(jax.random.key(2), (1, 4, 16))
-    swapped = x[:, jnp.array([1, 0, 2, 3])]
+        config = config_of("window", **{"mixer.window": size, "mixer.width": 7})
+        assert jax.eval_shape(partial(mixer_of, config)).hidden.kernel.shape == (size * 16, 7)
+    x = np.random.default_rng(2).normal(size=(1, 4, 16)).astype(np.float32)
     mixer = mixer_of(config_of("window", **{"mixer.window": 3}))
-    one, other = (mixer(each, AttentionInputs(), None, {})[0] for each in (x, swapped))
+    one, other = (np.asarray(mixed(mixer, each)) for each in (x, x[:, [1, 0, 2, 3]]))
     assert np.abs(one - other)[0, 2].max() > 1e-2  # reads both, in another order
 
 
@@ -201,41 +209,44 @@ SEEN = {  # by one layer that reads back, and by one that reads both ways
 }
 
 
-@pytest.mark.parametrize("mixer", ["gru", "lstm", "window"])
+# a state of "gru" follows its beam as each of the two of "lstm"
+@pytest.mark.parametrize("mixer", [pytest.param("gru", marks=pytest.mark.slow), "lstm", "window"])
 def test_scores_of_beams_are_those_of_the_whole_rows(mixer):
     """A beam that goes on from another's state would have the scores of a text that it is not."""
     model = Transformer(config_of(mixer, **{"output.logits": "separate"}), nnx.Rngs(params=jax.random.key(4)))
-    prompt = jnp.array([[3, 5, 4], [7, 2, 9]])
+    prompt = np.array([[3, 5, 4], [7, 2, 9]])
     endless = with_special(model, SpecialTokens(eos=None))
-    tokens, scores = beam_search(endless, Batch(decoder=Side(tokens=prompt)), Decoding(5, 4, 0.0))
+    tokens, scores = map(
+        np.asarray, beam_search(endless, Batch(decoder=Side(tokens=prompt)), Decoding(5, 4, 0.0))
+    )
     for row, written, found in zip(prompt, tokens, scores, strict=True):
-        rows = jnp.concatenate([jnp.tile(row, (4, 1)), written], axis=1)
-        logits = jax.nn.log_softmax(small_models.run(model, Batch(decoder=Side(tokens=rows))))[:, 2:-1]
-        expected = jnp.take_along_axis(logits, written[:, :, None], axis=-1).sum((1, 2))
+        rows = np.concatenate([np.tile(row, (4, 1)), written], axis=1)
+        logits = small_models.log_probabilities(model, Batch(decoder=Side(tokens=rows)))[:, 2:-1]
+        expected = np.take_along_axis(logits, written[:, :, None], axis=-1).sum((1, 2))
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("mixer", SEEN)
+@pytest.mark.parametrize(  # a layer of "rnn" or "gru" reads in the directions in which one of "lstm" does
+    "mixer", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("rnn", "gru"))) for name in SEEN]
+)
 def test_a_decoder_reads_back_and_an_encoder_both_ways_as_far_as_its_mixer(mixer):
     for both_ways, seen in enumerate(SEEN[mixer]):
         module = mixer_of(config_of(mixer, **{"mixer.kernel_size": 3}), bool(both_ways))
-        x = jax.random.normal(jax.random.key(3), (1, 6, 16))
-        jacobian = jax.jacrev(lambda x, module=module: module(x, AttentionInputs(), None, {})[0].sum(-1)[0])(
-            x
-        )
+        x = np.random.default_rng(3).normal(size=(1, 6, 16)).astype(np.float32)
+        jacobian = jax.jit(jax.jacrev(lambda x, module=module: mixed(module, x).sum(-1)[0]))(x)
         np.testing.assert_array_equal(np.abs(jacobian[:, 0]).max(-1) > 0, seen)
 
 
 def test_a_lightweight_convolution_is_a_mean_of_neighbours_with_weights_that_do_not_depend_on_the_text():
     """So it is linear in its gated inputs; a dynamic one is not."""
-    x, y = jax.random.normal(jax.random.key(5), (2, 1, 6, 16))
+    kernel_weights = jax.jit(lambda mixer, x: mixer.kernel_weights(x))
+    x, y = np.random.default_rng(5).normal(size=(2, 1, 6, 16)).astype(np.float32)
     for kind, is_linear in (("lightweight-convolution", True), ("dynamic-convolution", False)):
         mixer = mixer_of(config_of(kind, **{"mixer.kernel_size": 3, "mixer.kernels": 4}))
-        mixer.gate.kernel[...] = jnp.zeros((16, 16))  # a gate of one half everywhere
-        apart, together = (mixer(each, AttentionInputs(), None, {})[0] for each in (x, x + y))
-        rest = mixer(y, AttentionInputs(), None, {})[0]
+        mixer.gate.kernel[...] = np.zeros((16, 16), np.float32)  # a gate of one half everywhere
+        apart, together, rest = (np.asarray(mixed(mixer, each)) for each in (x, x + y, y))
         assert (np.abs(apart + rest - together).max() < 1e-5) == is_linear
-        np.testing.assert_allclose(mixer.kernel_weights(x).sum(2), 1, rtol=1e-5)
+        np.testing.assert_allclose(kernel_weights(mixer, x).sum(2), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mixer", ["rnn", "gru", "lstm", "window"])
@@ -308,7 +319,8 @@ def test_a_recurrent_run_in_two_sessions_is_the_run_in_one_bit_for_bit(mixer, tm
 
 def test_attention_maps_of_a_recurrent_encoder_decoder_are_its_alignment_alone():
     batch = small_models.example(8, 5, 7)
-    (name, weights), *others = small_models.make("lstm encoder-decoder").attention_weights(batch).items()
+    model = small_models.make("lstm encoder-decoder")
+    (name, weights), *others = small_models.attention_weights(model, batch).items()
     assert (name, weights.shape, others) == ("cross", (2, 1, 4, 7, 5), [])
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
 

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from small_models import TINY
+from small_models import TINY, encode, hidden_states, run
 
 from lm.batch import Batch, Side
 from lm.config.base import SettingError, changes
@@ -47,18 +47,23 @@ def model():
 
 def test_hidden_states_have_the_rows_of_both_streams_and_the_output_those_of_the_query_stream(model):
     batch = Batch(encoder=SIDE)
-    states, mixer_inputs = model.hidden_states(batch)["encoder"], model.mixer_inputs(batch)["encoder"]
+    mixer_inputs = jax.eval_shape(lambda: model.mixer_inputs(batch)["encoder"])
+    weights = jax.eval_shape(lambda: model.attention_weights(batch)["encoder"])
+    states = hidden_states(model, batch)["encoder"]
     assert states.shape == (3, 4, 7, CONFIG.d_model) and mixer_inputs.shape == (2, 4, 7, CONFIG.d_model)
-    assert model.attention_weights(batch)["encoder"].shape == (2, 4, CONFIG.attention.num_heads, 7, 7)
+    assert weights.shape == (2, 4, CONFIG.attention.num_heads, 7, 7)
     query_stream = model.encoder.norm(states[-1])[1::2]
-    np.testing.assert_allclose(query_stream, model.encode(batch), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(query_stream, encode(model, batch), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("positions", ["relative-sinusoids", "rotary"])
 def test_a_target_depends_on_the_context_and_earlier_targets_and_on_neither_itself_nor_later_ones(positions):
     config = changes(CONFIG, {"positions.kind": positions})
     model = Transformer(config, nnx.Rngs(params=jax.random.key(0)))
-    logits = jax.jit(lambda tokens: model(Batch(encoder=replace(SIDE, tokens=tokens))))
+
+    def logits(tokens):
+        return np.asarray(run(model, Batch(encoder=replace(SIDE, tokens=tokens))))
+
     before = logits(TOKENS)
     for row, position in np.argwhere(ORDER > 0):
         step = ORDER[row, position]
@@ -75,8 +80,7 @@ def test_without_an_order_there_is_one_stream_which_the_vector_of_queries_does_n
     batch = Batch(encoder=replace(SIDE, prediction_order=None))
     other = jax.tree.map(lambda leaf: leaf, model)
     other.query_embedding[...] = other.query_embedding[...] + 1.0
-    logits = jax.jit(Transformer.__call__)
-    np.testing.assert_array_equal(logits(model, batch), logits(other, batch))
+    np.testing.assert_array_equal(run(model, batch), run(other, batch))
 
 
 def test_a_few_steps_lower_the_loss_and_train_the_vector_of_queries(model):

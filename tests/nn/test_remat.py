@@ -25,7 +25,9 @@ POLICIES |= {
         "compile.offloaded": ("query_proj", "block_input"),
     },
 }
-BROADEST = ("full", "dots", "full-offloaded", "all offloaded")
+# The others save or offload parts of what these do; "full" and "full-offloaded" are below, in
+# test_transformer.py and in test_experts.py with the gradients of a decoder.
+BROADEST = ("dots", "all offloaded")
 LSTM = {"mixer.kind": "lstm", "positions.kind": "none"}
 BATCH, KEY = example(4, 5, 6), jax.random.key(7)
 
@@ -36,7 +38,7 @@ def plain(name):
 
 
 @pytest.mark.parametrize("layers", ["scan", pytest.param("unroll", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(  # the others save or offload parts of what these do
+@pytest.mark.parametrize(
     "policy",
     [pytest.param(name, marks=() if name in BROADEST else pytest.mark.slow) for name in POLICIES],
 )
@@ -95,7 +97,7 @@ def test_attention_saves_all_of_attention_and_less_than_no_policy():
 
 def program():
     """The compiled program of loss and gradients without policy, but for source lines, and its cost."""
-    model = make("encoder-decoder")
+    model = make("decoder")
     compiled = jax.jit(jax.grad(lambda model: model(BATCH, KEY).sum())).lower(model).compile()
     lines = re.sub(r", metadata=\{[^}]*\}", "", compiled.as_text()).splitlines()
     return [line for line in lines if not line[:1].isdigit()], compiled.cost_analysis()

@@ -1,16 +1,17 @@
 """ReZero and Fixup: what a new block returns, which scalars it has, and how its matrices start."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small_models import TINY, example, features, made, run
+from small_models import TINY, cached_logits, example, features, made, moved, run, shapes
 
 from lm.config.base import SettingError, changes
 from lm.config.training import OptimizerConfig
 from lm.nn.layers import num_parameters
 from lm.nn.residual import count_branches
-from lm.nn.transformer import Transformer
 from lm.sharding import named
 from lm.train.flops import costs, step_flops
 from lm.train.optimizers import optimizer_state_size
@@ -18,15 +19,6 @@ from lm.train.optimizers import optimizer_state_size
 NO_NORM = {"norm.kind": "none"}
 REZERO = changes(TINY, {"residual": "rezero", **NO_NORM})
 FIXUP = changes(TINY, {"residual": "fixup", **NO_NORM})
-
-
-def moved(config):
-    """A model of these settings, whose scalars and matrices are not those of a new one."""
-    model = made(config)
-    leaves, treedef = jax.tree.flatten(model)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    moved = [x + 0.3 * jax.random.normal(key, x.shape) for key, x in zip(keys, leaves, strict=True)]
-    return jax.tree.unflatten(treedef, moved)
 
 
 @pytest.mark.parametrize("config", [REZERO, FIXUP])
@@ -38,7 +30,11 @@ def test_new_blocks_return_their_input(config):
 @pytest.mark.parametrize("norm", ["none", "rms", pytest.param("layer", marks=pytest.mark.slow)])
 def test_rezero_adds_one_scalar_per_sublayer_and_is_pre_norm_when_all_are_1(norm):
     rezero, plain = (changes(TINY, {"residual": kind, "norm.kind": norm}) for kind in ("rezero", "pre-norm"))
-    assert num_parameters(made(rezero)) - num_parameters(made(plain)) == count_branches(TINY) == 2 * 2 + 2 * 3
+    assert (
+        num_parameters(shapes(rezero)) - num_parameters(shapes(plain))
+        == count_branches(TINY)
+        == 2 * 2 + 2 * 3
+    )
     leaves, batch = named(made(plain)), example(2, 4, 6)
     ones = [leaves[name] if name in leaves else jnp.ones_like(x) for name, x in named(made(rezero)).items()]
     model = jax.tree.unflatten(jax.tree.structure(made(rezero)), ones)
@@ -46,7 +42,7 @@ def test_rezero_adds_one_scalar_per_sublayer_and_is_pre_norm_when_all_are_1(norm
 
 
 def test_rezero_with_a_norm_has_the_norms_of_pre_norm():
-    rezero, plain = (set(named(made(changes(TINY, {"residual": r})))) for r in ("rezero", "pre-norm"))
+    rezero, plain = (set(named(shapes(changes(TINY, {"residual": r})))) for r in ("rezero", "pre-norm"))
     assert rezero - plain == {name for name in rezero if "_scale." in name}
     assert plain < rezero
 
@@ -87,19 +83,22 @@ def test_a_step_over_the_cache_gives_what_the_whole_row_gives(config):
     model, batch = moved(config), example(3, 5, 9)
     batch = jax.tree.map(lambda x: x, batch)
     batch.decoder.causal_attention[:] = 0
-    full = run(model, batch)
-    prompt = type(batch)(encoder=batch.encoder, decoder=batch.decoder.map(lambda value: value[:, :4]))
-    logits, cached = jax.jit(Transformer.prefill, static_argnums=2)(model, prompt, 11)
-    for position in range(4, 9):
-        np.testing.assert_allclose(logits[0], full[0, position - 1], rtol=1e-4, atol=1e-4)
-        logits, cached = jax.jit(Transformer.step)(model, batch.decoder.tokens[:, position], cached)
+    full = np.asarray(run(model, batch))
+    for place, logits in enumerate(np.asarray(cached_logits(model, batch)), 3):
+        np.testing.assert_allclose(logits[0], full[0, place], rtol=1e-4, atol=1e-4)
+
+
+@cache
+def gradients_of(config):
+    gradients = jax.jit(jax.grad(lambda model: features(model, example(4, 4, 5)).sum()))(moved(config))
+    return {name: np.asarray(value) for name, value in named(gradients).items()}
 
 
 @pytest.mark.parametrize("config", [REZERO, FIXUP])
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "muon"])
 def test_scalars_are_trained_by_every_optimiser(config, optimizer):
-    assert optimizer_state_size(OptimizerConfig(optimizer), made(config)) > 0
-    gradients = named(jax.grad(lambda model: features(model, example(4, 4, 5)).sum())(moved(config)))
+    assert optimizer_state_size(OptimizerConfig(optimizer), shapes(config)) > 0
+    gradients = gradients_of(config)
     assert all(gradients[name].any() for name in gradients if "_scale." in name)
 
 
@@ -107,7 +106,7 @@ def test_scalars_cost_parameters_and_no_products():
     for config in (REZERO, FIXUP):
         plain = changes(config, {"residual": "pre-norm"})
         assert step_flops(config, 4, 8, 6) == step_flops(plain, 4, 8, 6)
-        assert costs(config, 8).parameters == num_parameters(made(config)) > costs(plain, 8).parameters
+        assert costs(config, 8).parameters == num_parameters(shapes(config)) > costs(plain, 8).parameters
 
 
 @pytest.mark.parametrize(

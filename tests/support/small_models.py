@@ -1,10 +1,11 @@
 """Models of every architecture and family, small enough for tests, and batches for them."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -222,13 +223,33 @@ def made(config):
     return Transformer(config, nnx.Rngs(params=jax.random.key(0)))
 
 
+@cache
+def shapes(config):
+    """A model of shapes instead of arrays."""
+    return jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
+
+
 def make(name, **settings):
     """The same parameters for all ``settings``, none of which changes their shapes."""
     if not settings:
         return jax.tree.map(lambda leaf: leaf, made(CONFIGS[name]))
     config = changes(CONFIGS[name], settings)
-    structure = jax.tree.structure(jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0))))
-    return jax.tree.unflatten(structure, jax.tree.leaves(made(CONFIGS[name])))
+    return jax.tree.unflatten(jax.tree.structure(shapes(config)), jax.tree.leaves(made(CONFIGS[name])))
+
+
+def filled(shapes):
+    """The model of these shapes, none of whose parameters is 0 or 1."""
+    random = np.random.default_rng(1)  # jax would compile a program for each shape
+    drawn = [
+        jnp.asarray(name.endswith("scale") + 0.3 * random.normal(size=leaf.shape), leaf.dtype)
+        for name, leaf in named(shapes).items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(shapes), drawn)
+
+
+def moved(config):
+    """A model none of whose parameters is 0 or 1."""
+    return filled(shapes(config))
 
 
 def example(seed, source, target, prefix=0):
@@ -262,7 +283,31 @@ def padded(batch, length):
 
 run = jax.jit(lambda model, batch, key=None: model(batch, key))
 features = jax.jit(Transformer.features)
+encode = jax.jit(Transformer.encode)
+hidden_states = jax.jit(Transformer.hidden_states)
 attention_weights = jax.jit(Transformer.attention_weights)
+
+
+def log_probabilities(model, batch):
+    logits = np.asarray(run(model, batch))
+    highest = logits.max(-1, keepdims=True)
+    return logits - highest - np.log(np.exp(logits - highest).sum(-1, keepdims=True))
+
+
+@partial(jax.jit, static_argnames="unstacked")
+def cached_logits(model, batch, unstacked=False):
+    """Logits of the decoder's fourth token, read with those before it, and of each later one by a step."""
+    prompt = replace(batch, decoder=batch.decoder.map(lambda value: value[:, :4]))
+    first, cached = model.prefill(prompt, 11)
+    if unstacked:
+        model, cached = model.unstack(cached)
+
+    def step(cached, tokens):
+        logits, cached = model.step(tokens, cached)
+        return cached, logits
+
+    _, others = jax.lax.scan(step, cached, batch.decoder.tokens[:, 4:].T)
+    return jnp.concatenate([first[None], others])
 
 
 class Given(nnx.Module):
@@ -293,7 +338,7 @@ def influence(name, prefix=0):
         changed.embed = Given(embedded)
         return changed.features(batch)[0]
 
-    jacobian = jax.jit(jax.jacobian(outputs))(model.embed(batch.side(side).tokens))
+    jacobian = np.asarray(jax.jit(jax.jacobian(outputs))(model.embed(batch.side(side).tokens)))
     return np.abs(jacobian[:, :, 0]).max((1, 3)) > 0
 
 
