@@ -13,7 +13,7 @@ import jax
 from flax import nnx
 
 from lm.config.base import SettingError
-from lm.config.model import ModelConfig
+from lm.config.model import MIXERS, ModelConfig
 from lm.nn.adaptive import AdaptiveEmbed, AdaptiveSoftmax
 from lm.nn.attention import Attention
 from lm.nn.block import Block
@@ -130,27 +130,34 @@ def _abstract_embedding(config: ModelConfig) -> AdaptiveEmbed:
     return _abstract(partial(AdaptiveEmbed, std=1.0), config)
 
 
-def _abstract(make: Callable[..., M], config: ModelConfig) -> M:
+def _abstract(make: Callable[..., M], config: ModelConfig, *arguments: Any) -> M:
     """Return a module with shapes in place of arrays: nothing is computed."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    return jax.eval_shape(lambda key: make(config, nnx.Rngs(params=key)), key)
+    return jax.eval_shape(lambda key: make(config, nnx.Rngs(params=key), *arguments), key)
 
 
-@cache
+@cache  # since the counts of a model ask for it, and for its blocks, several times
+def _shared(make: Callable[..., M], config: ModelConfig, mixer: Any, *arguments: Any) -> M:
+    """Return what ``_abstract`` does; callers share it, and must not change it.
+
+    mixer: the class of the model's mixer, since a notebook may define one anew under the same name.
+    """
+    del mixer
+    return _abstract(make, config, *arguments)
+
+
 def _abstract_model(config: ModelConfig) -> Transformer | BidirectionalLM:
     """Return a model with shapes in place of arrays, which callers share and must not change."""
-    if "backward" in config.heads:
-        return _abstract(BidirectionalLM, config)
-    return _abstract(Transformer, config)
+    make = BidirectionalLM if "backward" in config.heads else Transformer
+    return _shared(make, config, MIXERS.get(config.mixer.kind))
 
 
-@cache  # since the counts of a model ask for its blocks several times
 def abstract_block(config: ModelConfig, has_cross_attention: bool) -> Block:
     """Return one block of a stack, with shapes in place of arrays: nothing is computed.
 
     Callers share it, and must not change it.
     """
-    return _abstract(partial(BLOCKS[config.block], has_cross_attention=has_cross_attention), config)
+    return _shared(BLOCKS[config.block], config, MIXERS.get(config.mixer.kind), has_cross_attention)
 
 
 def abstract_memory(config: ModelConfig) -> ProductKeyMemory:

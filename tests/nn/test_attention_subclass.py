@@ -327,6 +327,14 @@ def test_a_subclass_with_another_cache_needs_no_count_of_its_own(monkeypatch):
     assert cache_bytes(with_mixer(TINY, "latent"), 5, 0) == TINY.num_decoder_layers * 5 * 3 * 4
 
 
+def test_a_mixer_that_is_defined_anew_under_its_name_is_counted_anew(monkeypatch):
+    config = with_mixer(changes(TINY, {"positions.kind": "none"}), "own")
+    before = step_flops(config, 3, 0, 7), costs(config, 7).parameters
+    monkeypatch.setitem(MIXERS, "own", Wider)
+    assert step_flops(config, 3, 0, 7) > before[0]
+    assert costs(config, 7).parameters == before[1] + TINY.num_decoder_layers * 16 * 16
+
+
 def test_a_function_that_hides_what_it_makes_is_refused(monkeypatch):
     monkeypatch.setitem(MIXERS, "hidden", lambda config, rngs, bidirectional: Own(config, rngs))
     with pytest.raises(SettingError, match=r"MIXERS\['hidden'\] should say has_attention_logits=True"):
