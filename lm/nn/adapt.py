@@ -104,11 +104,18 @@ def adapt(
     kind and the new one of the other, the table of biases is converted, so that the bias at each distance
     behind the query stays about the same.
     """
-    fresh = named(jax.jit(lambda key: Transformer(new_config, nnx.Rngs(params=key)))(key))
+    sources = origins(config, new_config)
+
+    @jax.jit
+    def draw(key: Array) -> dict[str, Array]:
+        model = named(Transformer(new_config, nnx.Rngs(params=key)))
+        return {name: model[name] for name, origin in sources.items() if origin.source is None}
+
+    fresh = draw(key)
     stack = "decoder" if config.has_decoder else "encoder"
     was_bidirectional = config.is_bidirectional(stack == "decoder")
     adapted = {}
-    for name, origin in origins(config, new_config).items():
+    for name, origin in sources.items():
         value = fresh[name] if origin.source is None else params[origin.source]
         if origin.source is not None and name.endswith("relative.table"):
             bidirectional = new_config.is_bidirectional(name.startswith("decoder"))

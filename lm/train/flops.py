@@ -4,7 +4,7 @@ What a layer costs is counted by the layer itself (``lm.nn.costs``); here the la
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, TypeVar, cast
@@ -58,6 +58,7 @@ def peak_flops(device: jax.Device) -> float | None:
     return next((value for prefix, value in PEAK_FLOPS.items() if kind.startswith(prefix)), None)
 
 
+@cache  # a search of `lm plan` asks for few models hundreds of times
 def step_flops(
     config: ModelConfig, rows: int, inputs: int, targets: int, generator: ModelConfig | None = None
 ) -> float:
@@ -296,6 +297,7 @@ def _inactive_parameters(config: ModelConfig) -> int:
     return round(total)
 
 
+@cache
 def expert_parameters(config: ModelConfig) -> int:
     """Return the number of parameters of all experts, which ``mesh.expert`` shards; without routers."""
     key = jax.eval_shape(lambda: jax.random.key(0))
