@@ -11,7 +11,7 @@ from lm.sharding import named
 
 def drawn(shapes, seed=0):
     """An array for each ``{name: shape and dtype}``: scales are 1, biases 0, all others random."""
-    rng = np.random.default_rng([seed, 1])  # with which untrained models write bytes, and few sentinels
+    rng = np.random.default_rng([seed, 2])  # with which untrained models write bytes, and few sentinels
 
     def array(name, like):
         if name.endswith(("scale", "bias")):
