@@ -31,9 +31,11 @@ def one_device():
 
 @pytest.fixture(autouse=True, scope="module")
 def drawn_parameters(request):
-    """Runs start from parameters that numpy draws, but where they are a user's or other processes'."""
+    """Runs start from parameters that numpy draws, but where these are a user's or other processes', or are
+    compared with new ones.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.name not in ("test_run.py", "test_processes.py"):
+        if request.path.name not in ("test_run.py", "test_processes.py", "test_vector_stages.py"):
             patch.setattr(Steps, "initial_state", drawn_state)
         yield
 
