@@ -111,7 +111,7 @@ def adapt(
         params = named(Transformer(new_config, nnx.Rngs(params=key)))
         return {name: params[name] for name in random}
 
-    fresh = jax.jit(draw)(key)  # which draws no others
+    fresh = jax.jit(draw)(key)  # the compiler leaves the others out
     stack = "decoder" if config.has_decoder else "encoder"
     was_bidirectional = config.is_bidirectional(stack == "decoder")
     adapted = {}

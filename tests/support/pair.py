@@ -13,15 +13,16 @@ from paths import ROOT
 
 from experiments.processes import cluster
 
-CHEAP = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+DEVICES = "--xla_force_host_platform_device_count="
 PRESETS = (2, 2, 2)  # of the mesh: both processes hold parts of every batch
 STEPS, SAVED = 6, 3
 
 
 def start(*command, count=2, only=None, devices=4, cluster="explicit", **settings):
     """The processes of a run, on this machine; ``cluster``: "explicit", or "slurm" as jax detects it."""
-    flags = f"--xla_force_host_platform_device_count={devices} {CHEAP}"
-    common = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)} | settings
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if not flag.startswith(DEVICES)]
+    own = {"XLA_FLAGS": " ".join([*flags, f"{DEVICES}{devices}"]), "PYTHONPATH": str(ROOT)}
+    common = os.environ | own | settings
     places = (explicit if cluster == "explicit" else slurm)(count)
     return [
         subprocess.Popen(

@@ -3,15 +3,13 @@
 import json
 from pathlib import Path
 
-import jax
-from flax import nnx
+from drawn import drawn_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from lm.config.base import changes
 from lm.config.model import SpecialTokens
 from lm.convert import save
 from lm.nn.presets import PRESETS
-from lm.nn.transformer import Transformer
 
 WORDS = "the a cat dog sat on mat ran far and was seen by us true false yes no question context".split()
 SMALL = {
@@ -84,7 +82,6 @@ def write(family: str, folder: Path, seed: int = 0, **settings) -> Path:
         PRESETS[size], {**SMALL, "vocab_size": rows, "special": special, "positions.max_length": 256}
     )
     config = changes(config, {"attention.num_key_value_heads": None, **settings})
-    model = Transformer(config, nnx.Rngs(params=jax.random.key(seed)))
     names = {"tokenizer.json": tokenizer.to_str().encode()}
-    save(model, folder, beside=names | {"tokenizer_config.json": json.dumps({}).encode()})
+    save(drawn_model(config, seed), folder, beside=names | {"tokenizer_config.json": json.dumps({}).encode()})
     return folder

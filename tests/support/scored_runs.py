@@ -2,6 +2,7 @@
 
 import json
 
+from drawn import drawn_state
 from tiny import TINY
 
 from experiments.runs import provenance
@@ -29,7 +30,7 @@ def run_of(runs, name, given):
     mesh = sharding.make_mesh(experiment.mesh)
     for seed, stage in enumerate(stages_of(folder)):
         steps = stage.steps(mesh)
-        made[stage.name] = steps.initial_state(seed), steps
+        made[stage.name] = drawn_state(steps, seed), steps
         with Checkpoints(str(stage.folder / "checkpoints"), CheckpointConfig()) as checkpoints:
             checkpoints.save(made[stage.name][0])
         record = dict.fromkeys(provenance.PARTS, {}) | {

@@ -10,6 +10,7 @@ import published
 import pytest
 import small_corpus
 import tokenizers
+from drawn import drawn_state
 from paths import ROOT
 from safetensors.numpy import load_file
 from tiny import TINY
@@ -63,7 +64,7 @@ def tuned_run(runs, family, **tuning):
     save_settings(folder, experiment, runs / "cache")
     (stage,) = stages_of(folder)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        checkpoints.save(stage.steps(make_mesh(experiment.mesh)).initial_state(0))
+        checkpoints.save(drawn_state(stage.steps(make_mesh(experiment.mesh))))
     vocabulary = load_pretrained_tokenizer(runs / family, experiment.model.vocab_size)
     store_vocabulary(stage.folder, vocabulary)
     of_vocabulary = {"vocabulary": {"fingerprint": vocabulary.fingerprint}}

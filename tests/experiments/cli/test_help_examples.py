@@ -67,7 +67,14 @@ def home(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("example", dict.fromkeys(HERE))
+# tyro writes the script of another shell from the same commands, which takes seconds.
+SLOW = "lm completion zsh"
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(x, marks=[pytest.mark.slow] * x.startswith(SLOW), id=x) for x in dict.fromkeys(HERE)],
+)
 def test_an_example_of_the_help_runs_as_it_stands(example, home, monkeypatch, capsys):
     monkeypatch.chdir(home)
     shutil.rmtree("my-t5", ignore_errors=True)

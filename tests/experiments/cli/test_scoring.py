@@ -300,7 +300,7 @@ def asked(folder, place, mixture):
     }
 
 
-@pytest.mark.parametrize("mixture", ["", "xquad_enro", "pretraining"])
+@pytest.mark.parametrize("mixture", ["", pytest.param("xquad_enro", marks=pytest.mark.slow), "pretraining"])
 def test_every_command_means_the_fine_tuned_model_of_a_run_unless_another_is_named_and_says_so(
     mixture, runs, tmp_path, capsys
 ):

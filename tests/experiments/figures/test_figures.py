@@ -13,6 +13,7 @@ import pytest
 import scored_runs
 import small_models
 from commands import unboxed
+from drawn import drawn_model
 from flax import nnx
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from paths import GOLDEN, ROOT
@@ -52,7 +53,6 @@ from lm.evaluate.lens import logit_lens, mean_similarity, word_similarity
 from lm.evaluate.rnn_states import gate_activations, recurrent_layers, state_gradients
 from lm.nn.heads import LayerMixture
 from lm.nn.rnn import Direction
-from lm.nn.transformer import Transformer
 from lm.objectives.denoising import OBJECTIVES
 from lm.ops.recurrence import CELLS, rnn_scan
 from lm.tokenizers.huggingface import load_pretrained_tokenizer
@@ -61,10 +61,6 @@ from lm.tokenizers.sentencepiece import ByteTokenizer
 DECODER = changes(small_models.TINY, {"architecture": "decoder", "dropout": 0.0, "positions.kind": "none"})
 SENTENCE = "a key of a set"
 LSTM = {"model.architecture": "encoder-decoder", "model.mixer.kind": "lstm", "model.positions.kind": "none"}
-
-
-def model_of(config):
-    return Transformer(config, nnx.Rngs(params=jax.random.key(0)))
 
 
 def direction_of(mixer, width=6):
@@ -145,7 +141,7 @@ def test_alibi_falls_evenly_and_a_decoders_bucket_of_a_near_distance_is_the_dist
 
 
 def test_a_learnt_bias_is_the_one_that_is_added_to_scores():
-    model = model_of(changes(DECODER, {"positions.kind": "relative"}))
+    model = drawn_model(changes(DECODER, {"positions.kind": "relative"}))
     (panel,) = bias_plots(model)
     distance, drawn, _ = panel.curves["head 2"]
     added = model.decoder.relative(False).materialize(9, 9)[0, 1]
@@ -168,7 +164,7 @@ def test_a_states_gradient_is_the_one_of_jax(mixer):
         def last(state, place=place):
             return rnn_scan(cell, weights, inputs[place + 1 :], state, None)[0][-1, 0]
 
-        due = [jnp.linalg.norm(jacobian[:, 0]) / 6**0.5 for jacobian in jax.jacobian(last)(state)]
+        due = [jnp.linalg.norm(jacobian[:, 0]) / 6**0.5 for jacobian in jax.jit(jax.jacobian(last))(state)]
         found = [size[distance - 1] for size in state_gradients(direction, x)]
         np.testing.assert_allclose(found, due, rtol=1e-4)
 
@@ -223,7 +219,7 @@ def test_gates_of_a_gru_mix_the_state_before_with_a_new_one():
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_layers_states_are_those_of_its_direction_reading_what_the_mixer_reads(residual, shared):
     config = changes(DECODER, {"mixer.kind": "lstm", "residual": residual, "shared_layers": shared})
-    model, batch = model_of(config), Batch(decoder=Side(tokens=jnp.array([[3, 1, 4, 1, 5]])))
+    model, batch = drawn_model(config), Batch(decoder=Side(tokens=jnp.array([[3, 1, 4, 1, 5]])))
     layers, hidden = recurrent_layers(model, batch), model.hidden_states(batch)["decoder"]
     assert len(layers) == 2
     for layer, (direction, x) in enumerate(layers):
@@ -236,7 +232,7 @@ def test_a_layers_states_are_those_of_its_direction_reading_what_the_mixer_reads
 
 @pytest.mark.parametrize("architecture", ["decoder", "encoder", "encoder-decoder"])
 def test_the_lens_on_the_last_layer_is_the_model(architecture):
-    model = model_of(replace(DECODER, architecture=architecture))
+    model = drawn_model(replace(DECODER, architecture=architecture))
     tokens = jnp.array([[3, 1, 4, 1, 5]])
     batch = Batch(encoder=Side(tokens=tokens), decoder=Side(tokens=tokens))
     lens = logit_lens(model, batch)
@@ -412,7 +408,7 @@ def test_training_is_drawn_once_where_all_targets_are_content_and_what_never_cha
 
 
 def test_a_layer_is_as_far_from_what_it_was_as_it_was_moved():
-    before, after = model_of(DECODER), model_of(DECODER)
+    before, after = drawn_model(DECODER), drawn_model(DECODER)
     kernel = after.decoder.blocks.mlp.hidden.kernel
     kernel[...] = kernel[...].at[1].multiply(3.0)
     (distances,) = layer_distances(before, after).values()
@@ -424,13 +420,13 @@ def test_a_layer_is_as_far_from_what_it_was_as_it_was_moved():
 
 def test_a_layer_is_measured_by_its_own_experts_and_an_encoder_by_its_own_embedding():
     sparse = changes(DECODER, {"num_decoder_layers": 4, "experts.count": 2, "experts.every": 2})
-    before, after = model_of(sparse), model_of(sparse)
+    before, after = drawn_model(sparse), drawn_model(sparse)
     kernel = after.decoder.blocks.experts.hidden.kernel
     kernel[...] = kernel[...].at[1].multiply(3.0)  # the second layer with experts is the last of four
     (distances,) = layer_distances(before, after).values()
     assert [distance > 0 for distance in distances] == [False, False, False, False, True]
     apart = changes(small_models.TINY, {"embedding.encoder": "separate", "output.logits": "separate"})
-    before, after = model_of(apart), model_of(apart)
+    before, after = drawn_model(apart), drawn_model(apart)
     table = after.encoder_embed.table
     table[...] = table[...] * 2
     found = layer_distances(before, after)
@@ -554,7 +550,7 @@ def test_what_cannot_be_drawn_is_said(arguments, message, lstm, encoder, tmp_pat
 
 
 def test_a_model_without_attention_has_no_heads_to_draw_and_an_elman_network_no_gates():
-    model = model_of(changes(DECODER, {"mixer.kind": "rnn", "vocab_size": 400}))
+    model = drawn_model(changes(DECODER, {"mixer.kind": "rnn", "vocab_size": 400}))
     ids = [3, 4, 5]
     batch = Batch(decoder=Side(tokens=jnp.array([ids])))
     inspected = ModelOnText(model, ByteTokenizer(100), batch, {"decoder": ids})

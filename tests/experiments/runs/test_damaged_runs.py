@@ -202,7 +202,7 @@ def other(data: bytes, kind: str, rng: np.random.Generator) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "first, count", [(0, 120), pytest.param(120, 500, marks=pytest.mark.slow)], ids=["120", "500"]
+    "first, count", [(0, 60), pytest.param(60, 560, marks=pytest.mark.slow)], ids=["60", "560"]
 )
 def test_a_bit_a_digit_or_a_line_of_any_file_of_a_run_that_is_other_is_said_or_changes_nothing(
     run, first, count

@@ -78,7 +78,7 @@ def try_out(row, path, value, cache):
 
 @pytest.mark.parametrize("row", [pytest.param("lstm", marks=pytest.mark.slow), "t5"])
 @settings(
-    max_examples=40,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

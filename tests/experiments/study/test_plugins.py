@@ -10,14 +10,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import accepted
+from drawn import drawn_model
 from flax import nnx
 from paths import ROOT
 
 from experiments.__main__ import dispatch
+from experiments.cli import COMMANDS
 from experiments.runs import provenance
 from experiments.runs.checks import check_experiment
 from experiments.runs.kinds.pretraining import pretraining_spec
@@ -38,7 +41,6 @@ from lm.data.tasks.task_files import TEXT_METRICS
 from lm.files import relative
 from lm.nn.layers import ACTIVATIONS
 from lm.nn.mlp import MLP
-from lm.nn.transformer import Transformer
 from lm.objectives.corruption import NOISES
 from lm.objectives.denoising import OBJECTIVES, Objective
 from lm.sharding import named
@@ -114,15 +116,18 @@ def test_all_that_the_guide_adds_is_built_and_used_by_name(loads):
         check_mixer(experiment.model, experiment.data.inputs_length)
     assert build("hidden/even", "nano").objective.noise == "every-other"
     assert build("mixing/running-mean", "nano").model.mixer.kind == "running-mean"
-    mlp = MLP(build("periodic/gated-snake", "nano").model, nnx.Rngs(0))
-    assert mlp.linear is not None and MLP(build("periodic/snake", "nano").model, nnx.Rngs(0)).linear is None
+    gated, plain = (
+        jax.eval_shape(lambda row=row: MLP(build(row, "nano").model, nnx.Rngs(0)))
+        for row in ("periodic/gated-snake", "periodic/snake")
+    )
+    assert gated.linear is not None and plain.linear is None
     spec = pretraining_spec(build("token-losses/poly-1", "nano"))
     assert spec.loss_config.name == "poly-1" and "poly-1" in TOKEN_LOSSES
     assert build("attention-variants/gated", "nano").model.has_attention_logits
     assert not build("mixing/running-mean", "nano").model.has_attention_logits
-    salient = Transformer(build("attention-variants/salient", "nano").model, nnx.Rngs(params=0))
+    salient = drawn_model(build("attention-variants/salient", "nano").model)
     batch = Batch(decoder=Side(tokens=np.arange(3, 9)[None]))
-    gradients = named(nnx.grad(lambda model: jnp.square(model(batch)).sum())(salient))
+    gradients = named(jax.jit(jax.grad(lambda model: jnp.square(model(batch)).sum()))(salient))
     (gradient,) = (each for name, each in gradients.items() if name.endswith("salience"))
     assert np.abs(gradient).max() > 0
     assert [row.name for row in find("t5/6-corruption-rate")][-1] == "t5/6-corruption-rate/30"
@@ -191,10 +196,14 @@ def test_a_command_finds_rows_wherever_the_module_is_named(place, tmp_path):
     assert "model.mlp.d_ff: 256" in done.stdout, done.stderr
 
 
-def test_a_command_finds_rows_by_the_environment_and_completes_them(tmp_path):
-    (tmp_path / "my_rows.py").write_text(MODULES["my_rows.py"])
-    done = lm(tmp_path, "completion", "bash", LM_STUDY="my_rows.py")
-    assert "width/wide" in done.stdout, done.stderr
+def test_a_command_finds_rows_by_the_environment_and_completes_them(loads, tmp_path, monkeypatch, capsys):
+    loads(my_rows=MODULES["my_rows.py"])
+    done = lm(tmp_path, "show", "width/wide", "--diff", LM_STUDY="my_rows.py")
+    assert "model.mlp.d_ff: 256" in done.stdout, done.stderr
+    kept = {name: COMMANDS[name] for name in ("show", "completion")}
+    monkeypatch.setattr("experiments.cli.app.COMMANDS", kept)
+    assert dispatch(["completion", "bash"]) == 0
+    assert "width/wide" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from experiments.cli.list_rows import finished_text, list_rows
 from experiments.cli.run_options import Options, link_shared_run, row_run
 from experiments.processes.progress import duration, reporting
 from experiments.runs.checks import check_agreement
+from experiments.runs.kinds.network import model_parameters
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
 from experiments.study.changes import after_pretraining, apply, followed_by, times
@@ -43,7 +45,6 @@ from experiments.study.table import Row, make_table, missing
 from lm.config.base import SettingError, change, diff, from_json, leaves, setting_descriptions, to_json
 from lm.nn.presets import PRESETS
 from lm.objectives.denoising import OBJECTIVES
-from lm.train.flops import costs
 
 PRINTED = SHARED / "t5" / "tables.json"
 
@@ -62,20 +63,25 @@ def test_at_scale_base_the_baseline_is_the_papers_setup():
     assert (e.finetuning.optimizer.learning_rate, len(e.tuning.mixtures)) == (0.001, 7)
 
 
+@cache
+def rows_at(scale):
+    """``{row: its experiment}`` of all rows that can be built."""
+    return {name: build(name, scale) for name, row in REGISTRY.items() if not row.needs}
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_no_two_rows_of_a_table_are_equal(scale):
     """Shapes of one paper are equal where their shares of few layers are (test_papers)."""
     for table in registry.TABLES.values():
-        built = [build(row.name, scale) for row in table.rows if not row.needs]
+        built = [rows_at(scale)[row.name] for row in table.rows if not row.needs]
         assert len(set(built)) == len(built) or table.name == "tay/released-shapes", table.name
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_settings_of_every_row_agree(scale):
     """The corpus is prepared only after this check, which takes minutes the first time."""
-    for row in REGISTRY.values():
-        if not row.needs:
-            check_agreement(build(row.name, scale))
+    for experiment in rows_at(scale).values():
+        check_agreement(experiment)
 
 
 BERT_SIZES = ("tiny", "mini", "small", "medium", "base", "large")
@@ -90,7 +96,7 @@ def test_at_scale_base_the_sizes_of_bert_are_the_published_ones(row):
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_each_size_of_bert_has_more_parameters_than_the_smaller_ones_at_every_scale(scale):
-    parameters = [costs(build(f"bert-sizes/{row}", scale).model, 64).parameters for row in BERT_SIZES]
+    parameters = [model_parameters(build(f"bert-sizes/{row}", scale).model) for row in BERT_SIZES]
     assert parameters == sorted(set(parameters))
 
 
@@ -140,8 +146,7 @@ def test_scores_equal_the_papers_tables():
 
 
 def test_settings_survive_json_and_each_has_a_meaning():
-    for row in (row for row in REGISTRY.values() if not row.needs):
-        experiment = build(row.name, "nano")
+    for experiment in rows_at("nano").values():
         assert from_json(Experiment, to_json(experiment)) == experiment
     assert {path for path, _ in leaves(BASELINE)} == set(setting_descriptions(Experiment))
 
