@@ -125,9 +125,8 @@ def test_an_axis_that_the_tables_lack_is_refused():
 @pytest.mark.parametrize(
     "names",
     [
-        "data",
         "sequence mine",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("mine", "fsdp tensor", "tensor")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("data", "mine", "fsdp tensor", "tensor")),
     ],
 )
 def test_an_axis_that_a_mesh_lacks_is_one_device(names):
@@ -318,7 +317,8 @@ def steps_with_experts(config, devices, **new):
 @pytest.mark.parametrize(
     ("mesh", "new"),
     [
-        (MeshConfig(data=2, expert=4), {}),
+        (MeshConfig(data=2, expert=4), {"architecture": "decoder"}),
+        pytest.param(MeshConfig(data=2, expert=4), {}, marks=pytest.mark.slow),
         pytest.param(
             MeshConfig(data=1, fsdp=2, expert=2, tensor=2),
             {"experts.exploration": "jitter"},
