@@ -1,6 +1,7 @@
 """What pictures show is what models compute; each is drawn once, and what has no picture is said plainly."""
 
 import re
+import tarfile
 import warnings
 from dataclasses import replace
 from itertools import pairwise
@@ -441,7 +442,6 @@ OPTIONS = {
     "gradients": ["--width", "4", "--length", "5"],
     "bias": [],
     "mixture": [],
-    "tuning": [],
     "similarity": ["--text", SENTENCE, "--other", "a set", "--word", "set"],
     "decoding": ["--lengths", "2", "4"],
     "lengths": ["--lengths", "8", "16", "--heads", "1", "--width", "4"],
@@ -464,6 +464,7 @@ WITHOUT_RUN = (
 
 
 OFTEN = ("attention", "masks", "lens")  # drawn by each run of the tests
+OF_TRAINED = ("history", "tuning")  # drawn from runs that were trained: below, and in runs/test_run.py
 
 
 def test_long_names_of_rows_leave_room_for_their_panels(tmp_path):
@@ -481,7 +482,8 @@ def test_long_names_of_rows_leave_room_for_their_panels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "what", [pytest.param(x, marks=[pytest.mark.slow] * (x not in OFTEN)) for x in FIGURES]
+    "what",
+    [pytest.param(x, marks=[pytest.mark.slow] * (x not in OFTEN)) for x in FIGURES if x not in OF_TRAINED],
 )
 def test_every_picture_is_drawn(what, lstm, encoder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "REPEATS", 1)
@@ -490,6 +492,14 @@ def test_every_picture_is_drawn(what, lstm, encoder, tmp_path, monkeypatch, caps
     assert dispatch(["draw", what, *folder, *options, "--out", str(tmp_path / "a.png")]) == 0
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     assert FIGURES[what].summary in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_picture_of_history_is_drawn_from_the_published_runs(tmp_path):
+    with tarfile.open(ROOT / "docs/results/mini-history.tar.xz") as file:
+        file.extractall(tmp_path / "runs", filter="data")
+    assert dispatch(["draw", "history", str(tmp_path / "runs"), "--out", str(tmp_path / "a.png")]) == 0
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.slow

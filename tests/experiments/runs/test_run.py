@@ -293,6 +293,13 @@ def test_fine_tuning_starts_from_the_last_pretrained_state(swept):
     assert len(moved) == len(saved.params)
 
 
+@pytest.mark.slow
+def test_how_far_fine_tuning_moved_each_layer_is_drawn(swept, tmp_path):
+    out = tmp_path / "a.png"
+    assert cli.dispatch(["draw", "tuning", str(folder_of(swept, RATE)), "--out", str(out)]) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("name", "new"),
     [
