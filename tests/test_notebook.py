@@ -58,7 +58,8 @@ def test_a_published_decoder_learns_pairs_between_the_ids_of_its_own_tokenizer(n
 
 
 def test_an_average_of_weights_starts_as_the_model_and_its_pooling_stays():
-    model = replace(make_model(SMALL, ByteTokenizer(100), seed=0), pool="mean")
+    decoder = replace(SMALL, architecture="decoder")
+    model = replace(make_model(decoder, ByteTokenizer(100), seed=0), pool="mean")
     averaged = replace(FAST, learning_rate=1e-9, ema=0.999)
     trained, _ = train_model(model, [("a", "b")], PairTraining(steps=1, optimizer=averaged))
     assert trained.pool == "mean"
