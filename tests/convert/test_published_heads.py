@@ -128,6 +128,7 @@ def outputs_of_body(family):
 
 
 WITHOUT_BIAS = ("xlnet",)  # whose heads are recorded without biases
+WHOLE = ("bert/SequenceClassification", "gpt2/SequenceClassification")
 FAST = ("bert", "albert", "roberta", "distilbert", "electra_disc", "gpt2", "llama_gqa")
 
 
@@ -141,8 +142,9 @@ def test_a_head_gives_what_its_class_of_transformers_gives_and_is_written_as_its
     model, below = tuned(family, KINDS[suffix]), outputs_of_body(family)
     head = model.settings
     batch, is_token = batch_of(family, model.config, head.kind)
-    with monkeypatch.context() as patch:  # the heads of a family differ, not what is below them
-        patch.setattr(Transformer, "outputs", lambda *_: jax.tree.map(jnp.asarray, below))
+    with monkeypatch.context() as patch:
+        if recorded not in WHOLE:  # the heads of a family differ, not what is below them
+            patch.setattr(Transformer, "outputs", lambda *_: jax.tree.map(jnp.asarray, below))
         found = np.asarray(jax.jit(lambda model, batch: model(batch))(model, batch))
     expected = RECORDED[recorded]
     if head.kind == "span":
