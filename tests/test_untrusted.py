@@ -393,29 +393,18 @@ def replacements(pattern, content, times):
     return [{"type": "Replace", "pattern": pattern, "content": content}] * times
 
 
+def template(single, special_tokens):
+    made = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special_tokens}
+    return {"post_processor": made}
+
+
 def framed(ids, pieces):
     token = {"id": "a", "ids": [0] * ids, "tokens": ["a"] * ids}
-    single = [{"SpecialToken": {"id": "a", "type_id": 0}}] * pieces
-    return {
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": single,
-            "pair": [],
-            "special_tokens": {"a": token},
-        }
-    }
+    return template([{"SpecialToken": {"id": "a", "type_id": 0}}] * pieces, {"a": token})
 
 
 def repeated(times):
-    single = [{"Sequence": {"id": "A", "type_id": 0}}] * times
-    return {
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": single,
-            "pair": [],
-            "special_tokens": {},
-        }
-    }
+    return template([{"Sequence": {"id": "A", "type_id": 0}}] * times, {})
 
 
 def mapped(length, times):

@@ -719,6 +719,11 @@ def check_chance(check: Check, table: Table) -> None:
         check.within(f"{table.name}: rows above chance in {name}", published_above, least, above)
 
 
+def tied_mean(scores: Iterable[float]) -> float:
+    """Return the mean of scores, rounded so that means which agree up to rounding are tied."""
+    return round(float(np.mean([*scores])), 9)
+
+
 def check_order(check: Check, table: Table) -> None:
     """Check Kendall's tau with the paper: its value, p, interval, and that of a repeat of the paper."""
     means = published_means(table.data)
@@ -727,8 +732,7 @@ def check_order(check: Check, table: Table) -> None:
         for row in means:
             combined = table.combined(table.experiment[row], group) if row in table.experiment else {}
             if combined and table.left_plateau(table.experiment[row]):
-                # means that agree up to rounding are tied
-                ours[row] = float(np.round(np.mean([*combined.values()]), 9))
+                ours[row] = tied_mean(combined.values())
         order = table.data["order"].get(group)
         what = f"{table.name}: order, {group}"
         if len(ours) < 3:
@@ -992,7 +996,7 @@ def check_prediction(check: Check, report: Mapping[str, Any], other: Mapping[str
         for group, said in by_group.items():
             x, y = (
                 [
-                    round(float(np.mean([*each["tables"][name]["rows"][row]["combined"][group].values()])), 9)
+                    tied_mean(each["tables"][name]["rows"][row]["combined"][group].values())
                     for row in said["rows"]
                 ]
                 for each in (report, other)

@@ -177,8 +177,7 @@ def show_published(
 
 def show_settings(settings: Any, title: str) -> None:
     """Print a line per setting: its value and its meaning, which is below the value in a narrow terminal."""
-    cls: type = type(settings)
-    meaning, heads = setting_descriptions(cls), ("value", "meaning [unit]")
+    meaning, heads = setting_descriptions(type(settings)), ("value", "meaning [unit]")
     narrow = CONSOLE.width < NARROW
     grid = listing("setting", *[", ".join(heads)] if narrow else heads, title=title)
     for path, value in leaves(settings):

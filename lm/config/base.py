@@ -179,8 +179,7 @@ def _differences(old: Any, new: Any, prefix: str) -> Iterator[tuple[str, tuple[A
             yield prefix + field.name, (value, other)
 
 
-@functools.cache  # a command line is parsed twice if its first parsing fails
-def setting_descriptions(cls: type, prefix: str = "") -> Mapping[str, str]:
+def setting_descriptions(cls: type, prefix: str = "") -> dict[str, str]:
     """Return {path: comment} of a nested dataclass: the comments behind or above its fields in the source."""
     hints = _hints(cls)
     by_path: dict[str, str] = {}

@@ -224,13 +224,22 @@ class HFTokenizer(PretrainedTokenizer):
         ``_begin`` and ``_end`` are not used: the template decides.
         """
         text = self._spell_mask(text)
-        with as_setting_error(self.path):
-            normalizer = self.backend.normalizer
-            normalized = normalizer.normalize_str(text) if normalizer else text
-        unpromptable = _match_any(self._unpromptable_tokens)
-        if unpromptable and (unpromptable.search(text) or unpromptable.search(normalized)):
+        if self._spells_unpromptable(text):
             return self.add_special_tokens(self.encode_prompt(text), None, None)
         return self.encode_with_template(text)[0]
+
+    def _spells_unpromptable(self, text: str) -> bool:
+        """Return whether a text, as it is or normalised, spells a token that no prompt may name."""
+        pattern = self._unpromptable_pattern
+        if pattern is None:
+            return False
+        if pattern.search(text):
+            return True
+        normalizer = self.backend.normalizer
+        if normalizer is None:
+            return False
+        with as_setting_error(self.path):
+            return bool(pattern.search(normalizer.normalize_str(text)))
 
     def add_special_tokens(self, ids: Sequence[int], _begin: int | None, _end: int | None) -> list[int]:
         """Return ``ids`` with the special tokens of the file's template around them."""
@@ -287,6 +296,10 @@ class HFTokenizer(PretrainedTokenizer):
                 tokens.update(spellings)
         tokens.update(str(_token_content(config.get(f"{role}_token"))) for role in UNPROMPTABLE)
         return self._special_tokens & tokens
+
+    @functools.cached_property
+    def _unpromptable_pattern(self) -> re.Pattern[str] | None:
+        return _match_any(self._unpromptable_tokens)
 
     def encode_with_template(self, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
         """Return ids and token types of one or two texts with the special tokens of the file's template."""

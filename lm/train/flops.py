@@ -4,7 +4,7 @@ What a layer costs is counted by the layer itself (``lm.nn.costs``); here the la
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple, TypeVar, cast
@@ -136,13 +136,12 @@ def _abstract(make: Callable[..., M], config: ModelConfig, *arguments: Any) -> M
     return jax.eval_shape(lambda key: make(config, nnx.Rngs(params=key), *arguments), key)
 
 
-@cache  # since the counts of a model ask for it, and for its blocks, several times
-def _shared(make: Callable[..., M], config: ModelConfig, mixer: Any, *arguments: Any) -> M:
+@lru_cache(maxsize=64)  # the counts of a model ask for it, and for its blocks, several times
+def _shared(make: Callable[..., M], config: ModelConfig, _mixer: Any, *arguments: Any) -> M:
     """Return what ``_abstract`` does; callers share it, and must not change it.
 
-    mixer: the class of the model's mixer, since a notebook may define one anew under the same name.
+    _mixer: the class of the model's mixer, since a notebook may define one anew under the same name.
     """
-    del mixer
     return _abstract(make, config, *arguments)
 
 
@@ -206,7 +205,7 @@ def _feed_forward_flops(block: Block, num_layers: int, length: int) -> float:
 
 
 class Costs(NamedTuple):
-    """What a model costs for each token, by its settings alone."""
+    """Holds what a model costs per token, which follows from its settings alone."""
 
     parameters: int  # N with embeddings; tied matrices count once
     # of these, those that a token passes: neither those of experts that it is not sent to, nor values of a

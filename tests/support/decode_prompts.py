@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from small_models import logits_of_steps
 
 from lm.batch import Batch, Side
 from lm.evaluate.generate import _first_logits, _prompt
@@ -34,10 +35,5 @@ def cached_logits(model, batch, answers):
     """The logits [B,T,V] of each of the answers [B,T], by the cache of what stands before it."""
     first, cache, _ = _first_logits(model, _prompt(model, batch), answers.shape[1])
     model, cache = model.unstack(cache)
-
-    def step(cache, tokens):
-        logits, cache = model.step(tokens, cache)
-        return cache, logits
-
-    _, others = jax.lax.scan(step, cache, answers[:, :-1].T)
+    others = logits_of_steps(model, cache, answers[:, :-1])
     return jnp.concatenate([first[None], others]).swapaxes(0, 1)

@@ -3,13 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from small_models import shapes
 
-from lm.nn.transformer import Transformer
 from lm.sharding import named
 
 
-def drawn(shapes, seed=0):
+def drawn(parameters, seed=0):
     """An array for each ``{name: shape and dtype}``: scales are 1, biases 0, all others random."""
     rng = np.random.default_rng([seed, 2])  # with which untrained models write bytes, and few sentinels
 
@@ -18,12 +17,12 @@ def drawn(shapes, seed=0):
             return np.full(like.shape, name.endswith("scale"), like.dtype)
         return (rng.normal(size=like.shape) / like.shape[-1] ** 0.5).astype(like.dtype)
 
-    return {name: array(name, like) for name, like in shapes.items()}
+    return {name: array(name, like) for name, like in parameters.items()}
 
 
 def drawn_model(config, seed=0):
     """A Transformer of such parameters."""
-    abstract = jax.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
+    abstract = shapes(config)
     arrays = drawn(named(abstract), seed).values()
     return jax.tree.unflatten(jax.tree.structure(abstract), list(map(jnp.asarray, arrays)))
 

@@ -294,6 +294,16 @@ def log_probabilities(model, batch):
     return logits - highest - np.log(np.exp(logits - highest).sum(-1, keepdims=True))
 
 
+def logits_of_steps(model, cache, tokens):
+    """The logits [T,B,V] after each of these tokens [B,T], which are read one by one over the cache."""
+
+    def step(cache, tokens):
+        logits, cache = model.step(tokens, cache)
+        return cache, logits
+
+    return jax.lax.scan(step, cache, tokens.T)[1]
+
+
 @partial(jax.jit, static_argnames="unstacked")
 def cached_logits(model, batch, unstacked=False):
     """Logits of the decoder's fourth token, read with those before it, and of each later one by a step."""
@@ -301,13 +311,7 @@ def cached_logits(model, batch, unstacked=False):
     first, cached = model.prefill(prompt, 11)
     if unstacked:
         model, cached = model.unstack(cached)
-
-    def step(cached, tokens):
-        logits, cached = model.step(tokens, cached)
-        return cached, logits
-
-    _, others = jax.lax.scan(step, cached, batch.decoder.tokens[:, 4:].T)
-    return jnp.concatenate([first[None], others])
+    return jnp.concatenate([first[None], logits_of_steps(model, cached, batch.decoder.tokens[:, 4:])])
 
 
 class Given(nnx.Module):
