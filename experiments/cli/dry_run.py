@@ -81,7 +81,8 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
         programs_before = len(compiled)
         steps = sum(count for _, count in remaining_stages)
         estimate = estimate_steps(remaining_stages, speeds)
-        compiled.update(program_key(stage) for stage, _ in remaining_stages if step_cost(stage))
+        networks = [stage for stage, _ in remaining_stages if isinstance(stage, NetworkStage)]
+        compiled.update(program_key(stage) for stage in networks if step_cost(stage))
         expected = MISSING if is_done else duration(estimate.seconds)
         lines.append((title_of(run), state, f"{steps:,}", f"{estimate.flops:.3g}", expected))
         if not is_done:
@@ -218,12 +219,9 @@ def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, i
     return found
 
 
-def program_key(stage: Stage) -> Hashable:
+def program_key(stage: NetworkStage) -> Hashable:
     """Return what the compiled training step of a stage depends on; its seed is an argument."""
-    training, model = stage.training, stage.settings.model
-    optimizer = training.optimizer.ending_at(training.steps)
-    loss = training.loss, stage.is_pretraining and stage.settings.objective.is_mlm
-    return type(stage), model, training.batch_size, training.microbatches, optimizer, loss, stage.lengths
+    return stage.step_spec(), stage.training.batch_size, stage.lengths
 
 
 def h100_speed(stage: Stage) -> float:

@@ -37,7 +37,7 @@ class HeadFinetuning(LabelledStage, Finetuning):
 
     @property
     def model_of_flops(self) -> ModelConfig:
-        model = self.settings.model
+        model = super().model_of_flops
         heads = tuple(head for head in model.heads if head != "query-stream")  # which the head does not read
         return changes(model, {"output.logits": "none", "heads": heads})  # the head costs next to nothing
 

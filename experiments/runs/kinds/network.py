@@ -127,11 +127,11 @@ class NetworkStage(Stage):
 
     @property
     def model_of_flops(self) -> ModelConfig:
-        """Return the settings of the Transformer whose FLOPs are counted: those of the stage's model.
+        """Return the settings of the Transformer whose FLOPs are counted, with the adapters of its step.
 
         Fine-tuning with a head leaves out the parts that it does not compute, such as the output matrix.
         """
-        return self.settings.model
+        return self.step_spec().model
 
     def parameters(self) -> int:
         return model_parameters(self.settings.model)

@@ -18,6 +18,7 @@ from experiments import __main__ as cli
 from experiments.__main__ import dispatch
 from experiments.cli import COMMANDS
 from experiments.cli.app import description, examples, function_of, parse
+from experiments.cli.dry_run import program_key, step_cost
 from experiments.cli.run_options import Options, heads_kept
 from experiments.cli.settings import (
     CHANGED_OFTEN,
@@ -482,6 +483,22 @@ def test_a_dry_run_adds_the_time_of_compiling_each_program_once(tmp_path, monkey
         (stage.folder / "run.json").write_text(json_with_checksum(record))
     measured, said = seconds_of_dry_run(["run", ROW], capsys)
     assert measured == 3 * 2 * 7 and "compiling takes 14 s of it" in said
+
+
+def test_a_dry_run_counts_adapters_and_low_rank_updates_and_the_programs_that_have_them():
+    costs, programs = {}, set()
+    for method in ("all", "adapters-32", "lora-8"):
+        experiment = build(f"recipe-finetuning/{method}-0.01", "nano")
+        stage = stages(experiment, Path("run"), Path("cache"))[-1]
+        costs[method] = step_cost(stage)
+        programs.add(program_key(stage))
+    model, lengths = experiment.model, stage.lengths
+    vectors = model.num_encoder_layers * lengths.inputs + model.num_decoder_layers * lengths.targets
+    adapter = 2 * model.d_model * round(model.d_model / 24)
+    added = 3 * 2 * stage.training.batch_size * vectors * adapter
+    assert costs["adapters-32"] == costs["all"] + added
+    assert costs["lora-8"] > costs["all"]
+    assert len(programs) == 3
 
 
 def test_a_dry_run_shows_equal_rows_with_equal_times_and_says_which_are_in_training_or_share_stages(
