@@ -146,7 +146,8 @@ def pretraining(
 
 
 def mixed(architecture: str, names: tuple[str, ...], corpus: str | None) -> Batches:
-    tasks = {name: examples(10 * i + 5) for i, name in enumerate(names)}
+    # grain takes milliseconds to draw from a few examples, and microseconds from a hundred
+    tasks = {name: examples(100 * i + 60) for i, name in enumerate(names)}
     if corpus:
         tasks["corpus"] = CorpusExamples(pretraining(OBJECTIVES[corpus], architecture).row_source)
     rates = {name: i + 1.0 for i, name in enumerate(tasks)}

@@ -10,8 +10,6 @@ SMALL = (
     SCALES["nano"]
     | TINY
     | {
-        "model.num_encoder_layers": 2,
-        "model.num_decoder_layers": 2,
         "pretraining.steps": 4,
         "finetuning.steps": 2,
         "finetuning.save_every": 1,
