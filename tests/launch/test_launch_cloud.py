@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 from launching import CLOUD, IMAGE, launch
 
+from experiments.console import RUNS
 from launch import container, gce, gke, queued
 from launch.accelerators import Slice, libtpu_flags, parse_slice
 from launch.gcloud import Request
@@ -309,6 +310,7 @@ def test_only_a_slice_of_ours_is_deleted():
         ([*QUEUED, "--data.vocabulary=v.model"], "v.model is a file of this machine"),
         ([*QUEUED, "--data.vocabulary=bpe:text:company"], "company is a file of this machine"),
         ([*QUEUED, "--start=mine"], "mine is a file of this machine"),
+        ([*QUEUED, "--distillation.teacher=mine"], "--distillation.teacher mine is not there in a cloud"),
         ([*GCE, "--data.corpus=wikipedia"], "data.corpus='wikipedia' is unknown"),
         ([*GCE, "--zones=us-east5-a,us-east1-d"], "should be zones such as us-east5-a, several of them"),
         ([*GCE, "--zones=us-east5"], "--zones 'us-east5' should be zones"),
@@ -356,6 +358,34 @@ def test_what_a_way_cannot_do_is_refused_with_the_mend_before_anything_is_asked(
     assert launch(*words, *option) == 2
     said = capsys.readouterr()
     assert message in said.err and not stage.calls() and not said.out
+
+
+@pytest.mark.parametrize(
+    "words, there",
+    [
+        (["--data.corpus=text:gs://b/c"], "--data.corpus text:/gs/b/c"),
+        (["--data.vocabulary=gs://b/v.model"], "--data.vocabulary /gs/b/v.model"),
+        (["--tuning.heads", "gs://b/tickets.toml"], "--tuning.heads /gs/b/tickets.toml"),
+        (["--start=gs://b/run"], "--start /gs/b/run"),
+        (["--start=/gs/b/run"], "--start /gs/b/run"),
+    ],
+)
+def test_what_is_in_a_bucket_is_named_by_its_path_in_the_container(stage, words, there, capsys):
+    assert launch(*GCE, *words, "--dry-run") == 0
+    assert there in capsys.readouterr().out
+
+
+def test_a_teacher_of_the_hub_is_checked_here_and_imported_by_the_machines(stage, monkeypatch, capsys):
+    folders = []
+
+    def imported(where, runs, option):
+        folders.append(runs)
+        return runs / "starts" / "copy"
+
+    monkeypatch.setattr("experiments.runs.init_from._get_or_import", imported)
+    assert launch(*GCE, "--distillation.teacher=hf:org/model", "--dry-run") == 0
+    assert "--distillation.teacher hf:org/model" in capsys.readouterr().out
+    assert folders == [RUNS], "a bucket is no folder of this machine"
 
 
 @pytest.mark.parametrize("way", [GCE, QUEUED, GKE])
