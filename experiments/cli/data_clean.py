@@ -64,8 +64,11 @@ class CleanOptions:
             )
         for field in ("bad_words", "domains"):
             path = getattr(rules, field)
-            if path and not Path(path).is_file():
-                raise SettingError(f"rules.{field}={path!r} does not exist; name a file with an entry a line")
+            try:
+                filters.listed(path)
+            except (OSError, UnicodeDecodeError) as error:
+                reason = f"should be a text file in UTF-8, with an entry a line: {error}"
+                raise SettingError(f"rules.{field}={path!r} {reason}") from error
         language, disabled = rules.language, filters.disabled_filters(self.without)
         if "language" not in disabled and language not in (known := filters.language_identifier().labels):
             raise SettingError(f"rules.language={language!r} should be one of {', '.join(known)}")
