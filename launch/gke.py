@@ -7,7 +7,7 @@ from shlex import join
 
 from launch import container
 from launch.accelerators import Slice, parse_slice
-from launch.command import Job, LaunchError, label, program_path
+from launch.command import Job, LaunchError, check_at_least, label, program_path
 from launch.options import FLEX_START, PROVISIONING, SPOT, Container
 from launch.policy import DONE
 from launch.processes import show
@@ -82,8 +82,9 @@ def command(job: Job, options: Container, cluster: Cluster) -> list[str]:
 
 def submit(jobs: Sequence[Job], options: Container, cluster: Cluster) -> int:
     """Create the JobSets; return the first exit code of xpk that is not 0."""
+    check_at_least(0, restarts=cluster.restarts)
     for job in jobs:
-        container.check_job(job)
+        container.check_job(job, options)
         if job.studies:
             raise LaunchError(
                 f"--study {job.studies[0]}: nothing is copied to GKE; put the module into the image, or use "

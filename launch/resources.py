@@ -77,7 +77,7 @@ def delete(names: Sequence[str], everything: bool, zone: str, project: str, dry_
     if bool(names) == everything:
         raise LaunchError("name the slices to delete, or say --all")
     project = gcloud.billed_project(project)
-    known, codes = [], [DONE]
+    known, codes = [], list[int]()
     for kind in DELETED:
         for line in gcloud.output_of(list_command(kind, zone, project, names_only=True)).splitlines():
             name, at = line.split()
@@ -89,4 +89,4 @@ def delete(names: Sequence[str], everything: bool, zone: str, project: str, dry_
                 codes.append(DONE if outcome.state == gcloud.ABSENT else outcome.code)
     for name in set(names) - set(known):
         raise LaunchError(f"there is no {name}{closest(name, known)}")
-    return max(codes)
+    return next(filter(None, codes), DONE)

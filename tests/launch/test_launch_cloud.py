@@ -15,7 +15,7 @@ import pytest
 from launching import CLOUD, IMAGE, launch
 
 from experiments.console import RUNS
-from launch import container, gce, gke, queued
+from launch import container, gce, gcloud, gke, queued
 from launch.accelerators import Slice, libtpu_flags, parse_slice
 from launch.gcloud import Request
 from launch.options import Machines
@@ -344,7 +344,19 @@ def test_only_a_slice_of_ours_is_deleted():
         ([*GCE, "--provisioning=flex-start"], "needs --max-run-time"),
         ([*GCE, "--max-run-time=3 days"], "should be a time such as 12h"),
         ([*GCE, "--labels", "Team"], "should be KEY=VALUE"),
-        ([*GCE, "--at-once=0"], "--at-once should be a whole number from 1"),
+        ([*GCE, "--at-once=0"], "--at-once 0 should be a whole number from 1"),
+        ([*GCE, "--restarts=-1"], "--restarts -1 should be a whole number from 0"),
+        ([*GKE, "--restarts=-1"], "--restarts -1 should be a whole number from 0"),
+        ([*LOCAL, "--restarts=-1"], "--restarts -1 should be a whole number from 0"),
+        ([*LOCAL, "--processes=0"], "--processes 0 should be a whole number from 1"),
+        ([*GCE, "--wait=-1"], "--wait -1 should be minutes, 0 or more"),
+        ([*GCE, "--wait=nan"], "--wait nan should be minutes, 0 or more"),
+        ([*GCE, "--labels", "launcher=me"], "`lm launch list` finds"),
+        ([*GCE, "--data=corpora"], "--data 'corpora' should be gs://BUCKET/FOLDER"),
+        ([*GKE, "--data=corpora"], "--data 'corpora' should be gs://BUCKET/FOLDER"),
+        ([*GKE, "--accelerator=v5litepod-10"], "10 chips are not whole hosts of 4"),
+        ([*GKE, "--accelerator=v5p-22"], "11 chips are not whole hosts of 4"),
+        ([*GCE, "--accelerator=v6e:4x²"], "should be a topology, as lm plan takes it, such as v6e:4x4"),
         ([*GCE, "--runs=/tmp/r"], "should be gs://"),
         ([*QUEUED, "--accelerator=tpu7x:4x4x4"], "tpu7x comes from `lm launch gce` or `lm launch gke`"),
         ([*QUEUED, "--max-run-time=4h"], "`lm launch gce` takes it always"),
@@ -663,3 +675,16 @@ def test_a_host_is_counted_only_when_it_runs(stage):
     assert state(*UP, action="DELETING") == "DELETING"
     short = {"action": "CREATING", "fault": "ZONE_RESOURCE_POOL_EXHAUSTED"}
     assert state("", "", "", "", **short) == "PROVISIONING"
+
+
+def test_a_deletion_that_a_signal_ended_is_no_success(stage, monkeypatch):
+    queue, none = (0, "lm-t5-a-0123ab us-west4-a", ""), (0, "", "")
+    stage.record(list=[queue, none, none])
+    monkeypatch.setattr("launch.resources.gcloud.call", killed_in("delete"))
+    assert launch("delete", "--all") not in (0, None)
+
+
+def killed_in(verb: str):
+    """``gcloud.call``, whose command with this verb a signal ends."""
+    call = gcloud.call
+    return lambda command: Outcome(-9) if verb in command else call(command)
