@@ -52,7 +52,7 @@ def check_at_least(least: int, **numbers: int) -> None:
 
 
 def program_path(program: str, remedy: str) -> str:
-    """Return the path of a command; if it is not here, an error that says the remedy."""
+    """Return the path of a command; LaunchError with the remedy if it is not here."""
     beside = Path(sys.executable).with_name(program)  # in a virtual environment that is not activated
     path = shutil.which(program) or (str(beside) if beside.exists() else None)
     if path is None:

@@ -81,12 +81,12 @@ def lm_words(job: Job, slices: int) -> list[str]:
 def environment_variables(options: Container, processes: int, slices: int) -> dict[str, str]:
     """Return the environment of the container: how the processes meet, flags of libtpu, and data sets."""
     flags = options.libtpu_flags
-    named = {"LIBTPU_INIT_ARGS": libtpu_flags(slices) if flags is None else flags}
-    if processes > 1:
-        named["LM_COORDINATOR"] = "auto"
-    if options.data:
-        named["TFDS_DATA_DIR"] = _BUCKET.sub(rf"{BUCKETS}/\1", options.data)
-    return {name: value for name, value in named.items() if value}
+    variables = {
+        "LIBTPU_INIT_ARGS": libtpu_flags(slices) if flags is None else flags,
+        "LM_COORDINATOR": "auto" if processes > 1 else "",
+        "TFDS_DATA_DIR": _BUCKET.sub(rf"{BUCKETS}/\1", options.data),
+    }
+    return {name: value for name, value in variables.items() if value}
 
 
 def buckets(job: Job, options: Container) -> list[str]:

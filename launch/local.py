@@ -40,7 +40,7 @@ def environment(process: int, port: int, options: Processes) -> dict[str, str]:
 
 
 def run_here(jobs: Sequence[Job], options: Processes) -> int:
-    """Run the jobs one after another, each again after a crash; the first exit code that is not 0."""
+    """Run the jobs one after another, each again after a crash; return the first exit code that is not 0."""
     check_at_least(1, processes=options.processes)
     check_at_least(0, devices_per_process=options.devices_per_process, restarts=options.restarts)
     lm, failed = program_path("lm", "install the project (pip install -e .)"), DONE

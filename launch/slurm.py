@@ -49,7 +49,7 @@ def script(jobs: Sequence[Job], options: SlurmJob) -> str:
 
 
 def submit(jobs: Sequence[Job], options: SlurmJob) -> int:
-    """Write the script into this folder and submit it; the exit code is sbatch's."""
+    """Write the script into this folder and submit it; return the exit code of sbatch."""
     check_at_least(1, nodes=options.nodes, at_once=options.at_once)
     check_at_least(0, gpus_per_node=options.gpus_per_node, restarts=options.restarts)
     if not re.fullmatch(r"\d+|(\d+-)?\d+(:\d+){1,2}|\d+-\d+", options.time):

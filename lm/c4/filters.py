@@ -297,7 +297,7 @@ def remove_spans(lines: Lines, is_repeated: np.ndarray, unit: Unit) -> Lines:
         if not is_covered.any():
             remaining.append(line)
         elif not is_covered.all():
-            kept = [text for text, drop in zip(units, is_covered, strict=False) if not drop]
+            kept = [text for text, drop in zip(units, is_covered, strict=True) if not drop]
             remaining.append(" ".join(kept))
     return remaining
 
