@@ -96,7 +96,7 @@ def parse_slice(text: str) -> Slice:
         )
     generation, sides = GENERATIONS[name], size.split("x")
     example = f"{name}:{'x'.join(['4'] * generation.sides)}"
-    if not all(side.isdigit() and int(side) for side in sides):
+    if not all(side.isdecimal() and int(side) for side in sides):
         raise LaunchError(
             f"--accelerator {text} should be a topology, as lm plan takes it, such as {example}"
         )
@@ -106,12 +106,13 @@ def parse_slice(text: str) -> Slice:
                 f"--accelerator {text}: a chip of {name} has {generation.cores} cores, of which {size} "
                 f"should be a multiple; a topology such as {example} counts chips"
             )
-        return Slice(name, "", int(size) // generation.cores)
-    if len(sides) != generation.sides:
+        topology, chips = "", int(size) // generation.cores
+    elif len(sides) == generation.sides:
+        topology, chips = size, math.prod(map(int, sides))
+    else:
         raise LaunchError(
             f"--accelerator {text}: {name} has topologies of {generation.sides} sides, as {example}"
         )
-    chips = math.prod(map(int, sides))
     if chips > generation.one_host and chips % 4:
         raise LaunchError(f"--accelerator {text}: {chips} chips are not whole hosts of 4: take {example}")
-    return Slice(name, "x".join(sides), chips)
+    return Slice(name, topology, chips)

@@ -44,8 +44,15 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def check_at_least(least: int, **numbers: int) -> None:
+    """Raise LaunchError for an option, named by its keyword, that is below ``least``."""
+    for name, number in numbers.items():
+        if number < least:
+            raise LaunchError(f"--{name.replace('_', '-')} {number} should be a whole number from {least}")
+
+
 def program_path(program: str, remedy: str) -> str:
-    """Return the path of a command; if it is not here, an error that says the remedy."""
+    """Return the path of a command; LaunchError with the remedy if it is not here."""
     beside = Path(sys.executable).with_name(program)  # in a virtual environment that is not activated
     path = shutil.which(program) or (str(beside) if beside.exists() else None)
     if path is None:

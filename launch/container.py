@@ -52,16 +52,18 @@ def pack(studies: Sequence[str], target: Path) -> None:
             archive.add(file, f"{STUDIES}/{Path(file).name}")
 
 
-def check_job(job: Job) -> None:
+def check_job(job: Job, options: Container) -> None:
     """Raise LaunchError for a job that cannot run in a cloud.
 
-    Its folder has to be in a bucket, or the results would be lost with the machine. Its study modules need
-    different file names, or one would overwrite the other.
+    Its folder has to be in a bucket, or the results would be lost with the machine. Its data sets are in no
+    relative folder. Its study modules need different file names, or one would overwrite the other.
     """
     if not _BUCKET.match(job.runs):
         raise LaunchError(
             f"--runs {job.runs!r} should be gs://BUCKET/FOLDER: the machines' disks are deleted with them"
         )
+    if options.data and not options.data.startswith(("gs://", "/")):
+        raise LaunchError(f"--data {options.data!r} should be gs://BUCKET/FOLDER, or a path in the image")
     studies = sorted(Path(file).name for file in job.studies)
     if len(set(studies)) < len(studies):
         raise LaunchError(f"--study: {', '.join(studies)} should differ in their names, which are copied")
@@ -79,12 +81,12 @@ def lm_words(job: Job, slices: int) -> list[str]:
 def environment_variables(options: Container, processes: int, slices: int) -> dict[str, str]:
     """Return the environment of the container: how the processes meet, flags of libtpu, and data sets."""
     flags = options.libtpu_flags
-    named = {"LIBTPU_INIT_ARGS": libtpu_flags(slices) if flags is None else flags}
-    if processes > 1:
-        named["LM_COORDINATOR"] = "auto"
-    if options.data:
-        named["TFDS_DATA_DIR"] = _BUCKET.sub(rf"{BUCKETS}/\1", options.data)
-    return {name: value for name, value in named.items() if value}
+    variables = {
+        "LIBTPU_INIT_ARGS": libtpu_flags(slices) if flags is None else flags,
+        "LM_COORDINATOR": "auto" if processes > 1 else "",
+        "TFDS_DATA_DIR": _BUCKET.sub(rf"{BUCKETS}/\1", options.data),
+    }
+    return {name: value for name, value in variables.items() if value}
 
 
 def buckets(job: Job, options: Container) -> list[str]:

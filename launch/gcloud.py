@@ -75,7 +75,10 @@ def ssh_options(machines: Machines) -> list[str]:
 
 
 def call(arguments: Sequence[str]) -> Outcome:
-    """Run to the end, out of reach of the terminal's Ctrl-C; the message is its output, or its error."""
+    """Run a command to its end, out of reach of the terminal's Ctrl-C.
+
+    The message of the outcome is what the command prints or, if it fails, its error.
+    """
     done = subprocess.run(arguments, capture_output=True, text=True, start_new_session=True)
     message = (done.stderr if done.returncode else done.stdout).strip()
     absent = done.returncode and ("NOT_FOUND" in message or "was not found" in message)
@@ -83,7 +86,7 @@ def call(arguments: Sequence[str]) -> Outcome:
 
 
 def output_of(arguments: Sequence[str], meaning: str = "gcloud does not work") -> str:
-    """Return the output of a command that has to succeed; else raise an error that says what it means."""
+    """Return the output of a command that has to succeed; LaunchError that begins with ``meaning`` if not."""
     outcome = call(arguments)
     if outcome.code:
         raise LaunchError(f"{meaning}. gcloud says:\n{outcome.message}")

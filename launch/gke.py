@@ -7,8 +7,8 @@ from shlex import join
 
 from launch import container
 from launch.accelerators import Slice, parse_slice
-from launch.command import Job, LaunchError, label, program_path
-from launch.options import FLEX_START, PROVISIONING, SPOT, Container
+from launch.command import Job, LaunchError, check_at_least, label, program_path
+from launch.options import FLEX_START, PROVISIONING, RESERVATION, SPOT, Container
 from launch.policy import DONE
 from launch.processes import show
 
@@ -47,10 +47,9 @@ def command(job: Job, options: Container, cluster: Cluster) -> list[str]:
     piece = parse_slice(options.accelerator)
     capacity = {"": [], "on-demand": ["--on-demand"], SPOT: ["--spot"], FLEX_START: ["--flex"]}
     kind, _, name = cluster.provisioning.partition(":")
-    chosen = (
-        [f"--reservation={name}"] if kind == "reservation" and name else capacity.get(cluster.provisioning)
-    )
-    if chosen is None:
+    if kind == RESERVATION and name:
+        capacity[cluster.provisioning] = [f"--reservation={name}"]
+    if cluster.provisioning not in capacity:
         raise LaunchError(
             f"--provisioning {cluster.provisioning!r} should be one of {', '.join(PROVISIONING)}"
         )
@@ -69,7 +68,7 @@ def command(job: Job, options: Container, cluster: Cluster) -> list[str]:
         *where,
         f"--tpu-type={tpu_type(piece)}",
         f"--num-slices={cluster.slices}",
-        *chosen,
+        *capacity[cluster.provisioning],
         f"--priority={cluster.priority}",
         f"--docker-image={options.image}",
         *(f"--env={name}={value}" for name, value in environment.items()),
@@ -82,8 +81,9 @@ def command(job: Job, options: Container, cluster: Cluster) -> list[str]:
 
 def submit(jobs: Sequence[Job], options: Container, cluster: Cluster) -> int:
     """Create the JobSets; return the first exit code of xpk that is not 0."""
+    check_at_least(0, restarts=cluster.restarts)
     for job in jobs:
-        container.check_job(job)
+        container.check_job(job, options)
         if job.studies:
             raise LaunchError(
                 f"--study {job.studies[0]}: nothing is copied to GKE; put the module into the image, or use "

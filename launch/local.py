@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launch.command import Job, LaunchError, program_path
+from launch.command import Job, check_at_least, program_path
 from launch.policy import DONE, INTERRUPTED, NOT_RETRYABLE, pause, root_cause
 from launch.processes import Child, finish_all, on_signals, say, show
 
@@ -40,13 +40,9 @@ def environment(process: int, port: int, options: Processes) -> dict[str, str]:
 
 
 def run_here(jobs: Sequence[Job], options: Processes) -> int:
-    """Run the jobs one after another, each again after a crash; the first exit code that is not 0."""
-    if options.processes < 1:
-        raise LaunchError("--processes should be a whole number from 1")
-    if options.devices_per_process < 0:
-        raise LaunchError(
-            "--devices-per-process should be a whole number from 0, which takes the real devices"
-        )
+    """Run the jobs one after another, each again after a crash; return the first exit code that is not 0."""
+    check_at_least(1, processes=options.processes)
+    check_at_least(0, devices_per_process=options.devices_per_process, restarts=options.restarts)
     lm, failed = program_path("lm", "install the project (pip install -e .)"), DONE
     stopped = threading.Event()  # by a signal
     children: list[Child] = []

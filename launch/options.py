@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.command import LaunchError
+from launch.command import LaunchError, check_at_least
 
 PROVISIONING = ("on-demand", "spot", "flex-start", "reservation:NAME")
 UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}  # of a time [seconds]
@@ -75,14 +75,17 @@ def check_machines(machines: Machines) -> None:
     for pair in machines.labels:
         if not re.fullmatch(r"[a-z][a-z0-9_-]*=[a-z0-9_-]*", pair):
             raise LaunchError(f"--labels {pair!r} should be KEY=VALUE, of a-z, 0-9, - and _")
+        if pair.startswith("launcher="):
+            raise LaunchError(f"--labels {pair!r}: by launcher=lm `lm launch list` finds its machines")
     for zone in machines.zones or [""]:
         if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z0-9]+", zone):
             raise LaunchError(
                 f"--zones {zone!r} should be zones such as us-east5-a, several of them separated by blanks"
             )
-    for name, number in (("at-once", machines.at_once), ("restarts", machines.restarts + 1)):
-        if number < 1:
-            raise LaunchError(f"--{name} should be a whole number from {int(name == 'at-once')}")
+    check_at_least(1, at_once=machines.at_once)
+    check_at_least(0, restarts=machines.restarts)
+    if not machines.wait >= 0:  # nan is not
+        raise LaunchError(f"--wait {machines.wait:g} should be minutes, 0 or more")
 
 
 def seconds(time: str) -> int:

@@ -53,7 +53,7 @@ class Child(subprocess.Popen):
             os.killpg(self.pid, number)
 
     def finish(self) -> int:
-        """End it, if it does not end by itself, and what it started; its exit code, after its last line."""
+        """Return the exit code once its last line is shown; end it, and what it started, after PATIENCE."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(PATIENCE)
         self.send_group(signal.SIGKILL)
@@ -91,7 +91,7 @@ def finish_all(
 
 @contextmanager
 def on_signals(act: Callable[[int], None]) -> Iterator[None]:
-    """Within, Ctrl-C, SIGTERM and a closed terminal call ``act(number)``, unless they are ignored."""
+    """Have Ctrl-C, SIGTERM and a closed terminal call ``act(number)``, unless they are ignored."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         for number, handler in before.items():

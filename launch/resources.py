@@ -45,16 +45,14 @@ def list_command(kind: str, zone: str, project: str, names_only: bool = False) -
         where = ["--quiet", f"--project={project}", *([f"--zones={zone}"] if zone else [])]
     else:
         where = gcloud.zone_options(zone or "-", project)
-    shown = (
-        f"value(name.basename(),{in_zone})"
-        if names_only
-        else (f"table(name.basename(),{in_zone}:label=ZONE,{columns})")
-    )
+    shown = f"table(name.basename(),{in_zone}:label=ZONE,{columns})"
+    if names_only:
+        shown = f"value(name.basename(),{in_zone})"
     return [*command, "list", *where, f"--filter={ours}", f"--format={shown}"]
 
 
 def list_all(zone: str, project: str, dry_run: bool) -> int:
-    """Print what is there of each kind."""
+    """Print what is there of each kind; return DONE."""
     project = gcloud.billed_project(project, dry_run)
     for kind in KINDS:
         command = list_command(kind, zone, project)
@@ -73,20 +71,21 @@ def deletions(kind: str, name: str, zone: str, project: str) -> list[list[str]]:
 
 
 def delete(names: Sequence[str], everything: bool, zone: str, project: str, dry_run: bool) -> int:
-    """Delete slices by name, or all of ours."""
+    """Delete slices by name, or all of ours; return the first exit code of gcloud that is not 0."""
     if bool(names) == everything:
         raise LaunchError("name the slices to delete, or say --all")
     project = gcloud.billed_project(project)
-    known, codes = [], [DONE]
+    known, codes = [], list[int]()
     for kind in DELETED:
         for line in gcloud.output_of(list_command(kind, zone, project, names_only=True)).splitlines():
-            name, at = line.split()
-            known.append(name)
-            for command in deletions(kind, name, at, project) if everything or name in names else ():
+            found, found_zone = line.split()
+            known.append(found)
+            is_meant = everything or found in names
+            for command in deletions(kind, found, found_zone, project) if is_meant else ():
                 show(command)
                 outcome = gcloud.Outcome() if dry_run else gcloud.call(command)
                 print(outcome.message)
                 codes.append(DONE if outcome.state == gcloud.ABSENT else outcome.code)
     for name in set(names) - set(known):
         raise LaunchError(f"there is no {name}{closest(name, known)}")
-    return max(codes)
+    return next(filter(None, codes), DONE)

@@ -77,7 +77,7 @@ def run_slices(
     """
     check_machines(machines)
     for job in jobs:
-        container.check_job(job)
+        container.check_job(job, options)
     piece = parse_slice(options.accelerator)
     api.check_request(Request("", piece, options.project, machines, slices, runtime))
     project = gcloud.billed_project(options.project, machines.dry_run)

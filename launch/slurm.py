@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from launch.command import Job, LaunchError, label, program_path
+from launch.command import Job, LaunchError, check_at_least, label, program_path
 from launch.policy import DONE, NOT_RETRYABLE, RUN_PREEMPTED
 from launch.processes import show
 
@@ -49,13 +49,9 @@ def script(jobs: Sequence[Job], options: SlurmJob) -> str:
 
 
 def submit(jobs: Sequence[Job], options: SlurmJob) -> int:
-    """Write the script into this folder and submit it; the exit code is sbatch's."""
-    for name, number in (("nodes", options.nodes), ("at-once", options.at_once)):
-        if number < 1:
-            raise LaunchError(f"--{name} {number} should be a whole number from 1")
-    for name, number in (("gpus-per-node", options.gpus_per_node), ("restarts", options.restarts)):
-        if number < 0:
-            raise LaunchError(f"--{name} {number} should be a whole number from 0")
+    """Write the script into this folder and submit it; return the exit code of sbatch."""
+    check_at_least(1, nodes=options.nodes, at_once=options.at_once)
+    check_at_least(0, gpus_per_node=options.gpus_per_node, restarts=options.restarts)
     if not re.fullmatch(r"\d+|(\d+-)?\d+(:\d+){1,2}|\d+-\d+", options.time):
         raise LaunchError(f"--time {options.time} should be minutes, H:M:S, D-H or D-H:M:S, such as 24:00:00")
     text, path = script(jobs, options), Path(f"{label(*jobs)}.sbatch")

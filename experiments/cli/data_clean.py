@@ -64,8 +64,11 @@ class CleanOptions:
             )
         for field in ("bad_words", "domains"):
             path = getattr(rules, field)
-            if path and not Path(path).is_file():
-                raise SettingError(f"rules.{field}={path!r} does not exist; name a file with an entry a line")
+            try:
+                filters.listed(path)
+            except (OSError, UnicodeDecodeError) as error:
+                reason = f"should be a text file in UTF-8, with an entry a line: {error}"
+                raise SettingError(f"rules.{field}={path!r} {reason}") from error
         language, disabled = rules.language, filters.disabled_filters(self.without)
         if "language" not in disabled and language not in (known := filters.language_identifier().labels):
             raise SettingError(f"rules.language={language!r} should be one of {', '.join(known)}")
@@ -127,7 +130,7 @@ def run_in_beam(
     work: Path, settings: CleaningConfig, parts: Parts, report: Reporter, *, pipeline: Callable[..., None]
 ) -> Path:
     report.start("running on Beam")
-    folder = work.absolute() / "beam"  # the own pool would take a part that is counted here for half done
+    folder = work.absolute() / "beam"  # apart: run_in_pool would take a part counted there for half done
     pipeline(folder, settings, parts)
     report.advance(2 * len(parts))
     return folder
@@ -139,14 +142,14 @@ def run_in_pool(
     report.start("filtering")
     tasks: Tasks = {work / "counts" / f"{i}.json": (work, settings, i, part) for i, part in enumerate(parts)}
     in_parallel(passes.filter_part, tasks, workers, lambda: report.advance(1))
-    totals = [json.loads(path.read_text())["spans"] for path in tasks]
+    num_spans = [json.loads(path.read_text())["spans"] for path in tasks]
     report.start("comparing")
-    ranges = -(-sum(totals) // RANGE)
+    ranges = -(-sum(num_spans) // RANGE)
     bounds = itertools.pairwise(i * 2**64 // max(1, ranges) for i in range(ranges + 1))
     tasks = {work / "repeats" / f"{i}.npy": (work, pair, i, len(parts)) for i, pair in enumerate(bounds)}
     in_parallel(passes.find_repeats, tasks, workers, lambda: None)
     report.start("writing")
-    tasks = {work / "written" / f"{i}.json": (work, settings, i, total) for i, total in enumerate(totals)}
+    tasks = {work / "written" / f"{i}.json": (work, settings, i, total) for i, total in enumerate(num_spans)}
     in_parallel(passes.write_part, tasks, workers, lambda: report.advance(1))
     return work
 
@@ -182,7 +185,7 @@ def is_cleaned(folder: Path, settings: CleaningConfig) -> bool:
 
 @contextlib.contextmanager
 def working_in(work: Path, settings: CleaningConfig) -> Iterator[None]:
-    """A work folder for one process at a time; emptied if it was begun with other settings."""
+    """Hold the work folder for this process alone, and empty it if it was begun with other settings."""
     work.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(work / "lock", fallback_to_soft=False).acquire(blocking=False)
@@ -198,10 +201,16 @@ def working_in(work: Path, settings: CleaningConfig) -> Iterator[None]:
 
 
 def in_parallel(function: Callable, tasks: Tasks, workers: int, advance: Callable[[], object]) -> None:
-    """``function(*task)`` for each task whose file is missing, in processes if several; each one advances."""
+    """Call ``function(*task)`` for each task whose file is missing, in processes if there are several.
+
+    ``advance`` is called once for each task, also for one whose file is there.
+    """
     todo = []
     for path, task in tasks.items():
-        advance() if path.exists() else todo.append(task)
+        if path.exists():
+            advance()
+        else:
+            todo.append(task)
     if workers == 1 or len(todo) < 2:
         for task in todo:
             function(*task)
@@ -209,8 +218,8 @@ def in_parallel(function: Callable, tasks: Tasks, workers: int, advance: Callabl
         return
     spawn = multiprocessing.get_context("spawn")
     # else a process of the pool would wait for ever for a parent that was killed
-    begin = functools.partial(when_parent_is_gone, functools.partial(os._exit, 1))
-    with ProcessPoolExecutor(workers or cores(), spawn, begin) as pool:
+    end_with_parent = functools.partial(when_parent_is_gone, functools.partial(os._exit, 1))
+    with ProcessPoolExecutor(workers or cores(), spawn, end_with_parent) as pool:
         try:
             for future in as_completed([pool.submit(function, *task) for task in todo]):
                 future.result()
@@ -221,7 +230,7 @@ def in_parallel(function: Callable, tasks: Tasks, workers: int, advance: Callabl
 
 
 def finish(work: Path, folder: Path, settings: CleaningConfig, parts: int) -> None:
-    """Puts the shards together in ``folder``, with TFDS's description and clean.json."""
+    """Put the shards together in ``folder``, with TFDS's description and clean.json."""
     paths = ([work / name / f"{i}.json" for i in range(parts)] for name in ("counts", "written"))
     read, written = ([json.loads(path.read_text()) for path in paths_of_pass] for paths_of_pass in paths)
     record = totals(settings, read, written)
@@ -238,8 +247,8 @@ def finish(work: Path, folder: Path, settings: CleaningConfig, parts: int) -> No
         for shard, part in enumerate(sizes):
             name = f"{folder.parent.name}-{split}.array_record-{shard:05}-of-{len(sizes):05}"
             os.link(work / "shards" / f"{split}-{part}", draft / name)
-        pages, lengths = zip(*sizes.values(), strict=True)
-        infos.append(tfds.core.SplitInfo(split, list(pages), sum(lengths)))
+        num_pages, num_bytes = zip(*sizes.values(), strict=True)
+        infos.append(tfds.core.SplitInfo(split, list(num_pages), sum(num_bytes)))
     description = {"version": folder.name, "description": f"Pages of {settings.source}, cleaned."}
     tfds.folder_dataset.write_metadata(
         data_dir=draft, features=passes.PAGE_FEATURES, split_infos=infos, check_data=False, **description
@@ -267,8 +276,10 @@ def totals(settings: CleaningConfig, read: list[dict], written: list[dict]) -> d
 
 
 def removed_table(record: dict[str, Any]) -> str:
-    """A line per filter, in order: what it removed; then what could not be read."""
+    """Return a line for each filter, in order, with what it removed; then what could not be read."""
     lines = [f"{'':22}{'pages':>12}{'lines':>14}{'characters':>16}"]
     lines += [f"{name:22}{row[0]:12,}{row[1]:14,}{row[2]:16,}" for name, row in record["counts"].items()]
     lines += [f"damaged: {location}: {reason}" for location, reason in record["damages"]]
-    return "\n".join([*lines, *([f"{record['damaged']} damaged places in all"] if record["damaged"] else [])])
+    if record["damaged"]:
+        lines.append(f"{record['damaged']} damaged places in all")
+    return "\n".join(lines)

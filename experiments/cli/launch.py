@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from experiments.cli.settings import Allow, ConfigFile, Scale, Settings, Start, given_changes
+from experiments.cli.settings import TEACHER, Allow, ConfigFile, Scale, Settings, Start, given_changes
 from experiments.console import RUNS
 from experiments.plan.slices import find_slice
 from experiments.processes.progress import NO_TOOLS, Tools
@@ -68,17 +68,16 @@ def _make_jobs(
     unless that is 0.
     """
     names = [row.name for row in find_buildable(pattern)]
-    elsewhere = run_options.start.startswith("gs://")  # where it is not read from here
-    if accelerator and run_options.start and not run_options.start.startswith(("gs://", "hf:", "/")):
-        raise SettingError(_of_this_machine(run_options.start))
-    changes = given_changes(
-        names,
-        run_options.scale,
-        settings,
-        run_options.config,
-        "" if elsewhere else run_options.start,
-        Path(run_options.runs),
-    )
+    start, teacher, runs = run_options.start, settings.get(TEACHER, ""), Path(run_options.runs)
+    if accelerator:
+        if start and not start.startswith(("gs://", "hf:", "/")):
+            raise SettingError(_of_this_machine(start))
+        if teacher and not teacher.startswith("hf:"):
+            raise SettingError(f"--{TEACHER} {teacher} is not there in a cloud: name it hf:NAME")
+        runs = RUNS  # what is read here, such as a model of the hub, is kept here: buckets are no folders
+    elsewhere = ("gs://", "/") if accelerator else ("gs://",)  # where a checkpoint cannot be read from here
+    start_here = "" if start.startswith(elsewhere) else start
+    changes = given_changes(names, run_options.scale, settings, run_options.config, start_here, runs)
     if run_options.seeds > 1 and "seed" in changes:
         raise SettingError("seed: with --seeds N the runs of a row have the seeds 0 to N - 1")
     _check_number("--seeds", run_options.seeds)
@@ -94,7 +93,10 @@ def _make_jobs(
         _check_in_cloud(experiments, accelerator, count)
     else:
         _check_here(experiments, devices)
-    options = ["--scale", run_options.scale, *setting_arguments(command_line_overrides(changes, settings))]
+    overrides = command_line_overrides(changes, settings)
+    if accelerator and teacher:
+        overrides |= {TEACHER: teacher}  # its copy is in the folder of runs of this machine
+    options = ["--scale", run_options.scale, *setting_arguments(overrides)]
     for option in ("start", "allow"):
         if value := getattr(run_options, option):
             options += [f"--{option}", value]
@@ -166,7 +168,7 @@ def _files(experiment: Experiment) -> Iterator[tuple[str, str]]:
     if trained_on and kind in TOKENIZER_ALGORITHMS:
         corpora += [(part, "the corpus of data.vocabulary") for part in corpus_parts(trained_on)]
     elif kind not in (*TOKENIZER_ALGORITHMS, "bytes") and not experiment.start.model:
-        if kind.isalpha() and not Path(data.vocabulary).exists():
+        if kind.isalpha() and kind != "gs" and not Path(data.vocabulary).exists():
             known = did_you_mean(kind, (*TOKENIZER_ALGORITHMS, "bytes"))
             raise SettingError(f"data.vocabulary={data.vocabulary!r} is unknown{known}")
         yield "vocabulary", data.vocabulary

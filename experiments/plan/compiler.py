@@ -86,7 +86,7 @@ def program_key(step: PlannedStep) -> str:
     target = [slices.name, slices.count, dict(slices.chip.options)]
     digest = hashlib.sha256(json.dumps([to_json(decisive), step.batch, target, versions]).encode())
     digest.update(json.dumps(provenance.code()).encode())
-    for name in ("worker.py", "program.py"):
+    for name in ("worker.py", "program.py", "step.py"):
         digest.update(provenance.parse_module(Path(__file__).with_name(name).read_bytes()).digest.encode())
     return digest.hexdigest()[:16]
 

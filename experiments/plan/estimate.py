@@ -201,6 +201,8 @@ def arrangements(step: PlannedStep, policies: Sequence[Remat] = REMAT_POLICIES) 
     (remat="names"), its own policy is tried too.
     """
     experiment, phase, fixed = step.experiment, step.experiment.pretraining, step.experiment.mesh
+    if fixed.sequence == -1:
+        fixed = replace(fixed, sequence=step.sizes["sequence"])
     own = experiment.model.compile
     compile_configs = [replace(own, remat=remat, saved=(), offloaded=()) for remat in policies]
     if own.remat == "names":
@@ -344,7 +346,9 @@ def _mixer_features(model: ModelConfig, width: int) -> float:
         kernels = model.mixer.kernel_size * (model.mixer.kernels or model.d_model)
         is_dynamic = model.mixer.kind == "dynamic-convolution"
         return cross_attention_features + 4 * model.d_model + kernels * is_dynamic
-    return cross_attention_features + {"window": model.state_width}.get(model.mixer.kind, 0)
+    if model.mixer.kind == "window":
+        return cross_attention_features + model.state_width
+    return cross_attention_features
 
 
 def seconds(step: PlannedStep, parameters: int) -> float:

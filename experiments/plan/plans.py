@@ -229,13 +229,14 @@ def _compile_all(plans: Sequence[Plan], folder: Path) -> list[Plan]:
 
 def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     """Print all tables, remarks, and what their columns mean."""
-    slices = plans[0].step.slices
+    slices, room = [plan.step.slices for plan in plans], plans[0].step.slices.room
     batches = sorted({plan.step.experiment.pretraining.batch_size for plan in plans})
     scale_batch_size = apply(BASELINE, SCALES[options.scale]).pretraining.batch_size
-    title = f"{slices.name}{f' x {slices.count}' * (slices.count > 1)}, {slices.chips} chips"
+    names = [f"{each.name}{f' x {each.count}' * (each.count > 1)}, {each.chips} chips" for each in slices]
+    title = " or ".join(dict.fromkeys(names))
     title += f", scale {options.scale}" + f", size {options.size}" * bool(options.size)
     title += f", batch {' or '.join(map(str, batches))}" * (batches != [scale_batch_size])
-    title += f": what a step fills of each device's {slices.room / GIB:.2f} GiB, in GiB"
+    title += f": what a step fills of each device's {room / GIB:.2f} GiB, in GiB"
     uses_host = any(plan.compiled.host for plan in plans)
     memory_column_names = (
         "row, mesh, remat, parameters, args, temps, code, all" + ", host" * uses_host + ", fits"
@@ -248,7 +249,7 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     _print_table(title, f"row, tokens, TFLOP, {', '.join(bounds)}, use", lines)
     lines = [_chip_hours_cells(plan, price) for plan in compiled_plans]
     column_names = "row, pre-training, fine-tuning, hours here" + ", cost" * (price > 0)
-    title = f"The whole run, at least: chip-hours, and hours on these {slices.chips} chips"
+    title = "The whole run, at least: chip-hours, and hours on the row's slices"
     _print_table(title, column_names, lines)
     title = "What each device receives in a step, without what takes less than 1 % of the time"
     lines = [line for plan in plans for line in _collective_lines(plan)]
@@ -335,8 +336,9 @@ def _collective_lines(plan: Plan) -> list[list[str]]:
     for kind, axes, size, times, received in plan.compiled.collectives:
         moved = times * received
         ms = 1e3 * moved / plan.step.slices.bandwidth(tuple(axes), size)
-        total = sums.get(key := (kind, " x ".join(axes)), (0, 0.0, 0.0))
-        sums[key] = (total[0] + times, total[1] + moved / 2**20, total[2] + ms)
+        key = kind, " x ".join(axes)
+        all_times, all_mib, all_ms = sums.get(key, (0, 0.0, 0.0))
+        sums[key] = all_times + times, all_mib + moved / 2**20, all_ms + ms
     least = sum(ms for _, _, ms in sums.values()) / 100
     return [
         [plan.label, *key, f"{times:,}", _digits(mib), _digits(ms)]

@@ -150,7 +150,9 @@ def _collective(
     group = _first_group(instruction.rest, prod(mesh.values()))
     coordinates = np.unravel_index(group, tuple(mesh.values()))
     axes = tuple(axis for axis, place in zip(mesh, coordinates, strict=True) if np.ptp(place))
-    size, axes = (mesh["slice"], ("slice",)) if outside else (len(group), axes)
+    size = len(group)
+    if outside:
+        size, axes = mesh["slice"], ("slice",)
     received = sum(count * _bytes_of(dtype) for count, dtype in results)
     if instruction.opcode.endswith("-start") and kind != "all-reduce":  # the result holds the operand too
         received *= size / (size + 1) if kind == "all-gather" else 1 / 2

@@ -82,11 +82,8 @@ def parameters_read_per_token(model: ModelConfig, shapes: Mapping[str, tuple[int
     """Return how many parameters a decoder reads to write a token; ALBERT's block counts at each use."""
     # the encoder has run, its keys and values are cached or its last state has made the first of the decoder,
     # and of a separate embedding one row is read
-    skipped = [
-        "encoder.",
-        *(f"decoder.blocks.{name}." for name in ("cross.key", "cross.value", "attention.first")),
-    ]
-    skipped += ["encoder_embed."]
+    skipped = ["encoder.", "encoder_embed."]
+    skipped += [f"decoder.blocks.{name}." for name in ("cross.key", "cross.value", "attention.first")]
     skipped += ["embed."] if model.output.logits.startswith("separate") else []
     layers = model.num_decoder_layers
     # arrays of blocks are [layers,...], or [1,...] if all layers share them

@@ -157,9 +157,16 @@ def keep_page(test: Callable[[Lines], bool]) -> Filter:
     return lambda lines: lines if test(lines) else None
 
 
+def listed(path: str) -> list[str]:
+    """Return the lines of a text file, without the mark of UTF-8 at its start; [] for the path "".
+
+    Raises OSError if it cannot be read, UnicodeDecodeError if it is not UTF-8.
+    """
+    return Path(path).read_text("utf-8-sig").splitlines() if path else []
+
+
 def bad_words_filter(rules: Rules) -> Filter:
-    words = Path(rules.bad_words).read_text("utf-8").splitlines() if rules.bad_words else ()
-    test = bad_words_test(words, rules.language)
+    test = bad_words_test(listed(rules.bad_words), rules.language)
     return keep_page(lambda lines: test("\n".join(lines)))
 
 
@@ -290,7 +297,7 @@ def remove_spans(lines: Lines, is_repeated: np.ndarray, unit: Unit) -> Lines:
         if not is_covered.any():
             remaining.append(line)
         elif not is_covered.all():
-            kept = [text for text, drop in zip(units, is_covered, strict=False) if not drop]
+            kept = [text for text, drop in zip(units, is_covered, strict=True) if not drop]
             remaining.append(" ".join(kept))
     return remaining
 
@@ -300,9 +307,10 @@ def remove_spans(lines: Lines, is_repeated: np.ndarray, unit: Unit) -> Lines:
 
 def in_domains(url: str, domains: Collection[str]) -> bool:
     """Return whether the host of an address, or a domain that contains it, is in ``domains``."""
-    address = re.sub(r"^https?://", "", url.lower())
-    host = re.split(r"[/?#]", address)[0].rpartition("@")[2].partition(":")[0].split(".")
-    return any(".".join(host[i:]) in domains for i in range(len(host)))
+    address = re.sub(r"^([a-z][a-z\d+.-]*:)?//", "", url.lower())
+    host = re.split(r"[/?#]", address)[0].rpartition("@")[2].partition(":")[0]
+    labels = host.rstrip(".").split(".")
+    return any(".".join(labels[i:]) in domains for i in range(len(labels)))
 
 
 def hash_fraction(name: str, purpose: str) -> float:

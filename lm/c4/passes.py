@@ -72,7 +72,7 @@ def filter_pages(
     rules, counts = settings.rules, record["counts"]
     enabled = [name for name in filters.ordered_filters(rules.order) if name not in settings.without]
     page_filters = filters.build_filters(rules, enabled)
-    domains = frozenset(Path(rules.domains).read_text("utf-8").lower().split()) if rules.domains else None
+    domains = {host for line in filters.listed(rules.domains) for host in line.lower().split()}
     hashes = np.zeros(0, "<u8")
     for page in (page for piece in pieces for page in pages.read_pages(piece)):
         if isinstance(page, pages.Damage):
@@ -82,7 +82,7 @@ def filter_pages(
             continue
         lines = page.text.splitlines()
         counts["read"] += filters.count_removed(lines, None)
-        if domains is not None and not filters.in_domains(page.url, domains):
+        if rules.domains and not filters.in_domains(page.url, domains):
             counts["domains"] += filters.count_removed(lines, None)
         elif clean := filters.apply_filters(lines, page_filters, counts):
             if filters.DUPLICATES not in settings.without:
@@ -183,7 +183,8 @@ def remove_repeats(
         lines = text.split("\n")
         if page_is_repeated.any():
             remaining = filters.remove_spans(lines, page_is_repeated, settings.deduplicate)
-            if checks_sentences and not filters.has_enough_sentences(remaining, settings.rules):
+            is_blank = not any(map(str.strip, remaining))
+            if is_blank or checks_sentences and not filters.has_enough_sentences(remaining, settings.rules):
                 remaining = []
             counts[filters.DUPLICATES] += filters.count_removed(lines, remaining)
             lines = remaining

@@ -193,7 +193,7 @@ def test_a_source_of_damage_alone_is_an_error_that_names_it(tmp_path):
 
 
 def test_only_listed_hosts_are_kept_and_their_subdomains(source, tmp_path):
-    (tmp_path / "hosts").write_text("b.org\n")
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfB.org\r\n")
     cache = clean(source, rules=filters.Rules(domains=str(tmp_path / "hosts")))
     assert sorted(texts(cache)) == sorted(map(article, range(20, 30)))
 
@@ -214,11 +214,15 @@ def test_unfiltered_pages_stay_as_they_are(source):
         ({"validation": 1.0}, "between 0 and 1"),
         ({"workers": -1}, "workers=-1"),
         ({"rules": filters.Rules(bad_words="missing")}, "rules.bad_words='missing'"),
+        ({"rules": filters.Rules(domains="empty")}, "rules.domains='empty'"),
+        ({"rules": filters.Rules(bad_words="latin-1")}, "should be a text file in UTF-8"),
         ({"without": (), "rules": filters.Rules(language="xx")}, "rules.language='xx'"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything_is_read(settings, message, tmp_path):
+def test_what_cannot_be_done_is_refused_before_anything_is_read(settings, message, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "latin-1").write_bytes("Blödsinn".encode("latin-1"))
+    monkeypatch.chdir(tmp_path)
     given = {"source": ".", "name": "x", "without": OFF} | settings
     with pytest.raises(SettingError, match=message):
         command.data_clean(tmp_path / given.pop("source"), command.CleanOptions(**given), tmp_path / "runs")
@@ -240,6 +244,19 @@ def test_other_pages_in_files_of_the_same_size_and_time_are_told_from_those_that
     assert path.stat().st_size == about.st_size
     with pytest.raises(SettingError, match="files was .* is .*Take another name, or delete it"):
         clean(source)
+
+
+def test_a_page_of_repeated_lines_and_blank_ones_is_dropped(source):
+    rows = [{"text": article(i) + "\n\n"} for i in range(2)]  # its lines are those of two other pages
+    (source / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = texts(
+        clean(
+            source,
+            without=(*OFF, "blanks", "sentences-per-page", "terminal-punctuation", "words-per-line"),
+            deduplicate="lines",
+        )
+    )
+    assert all(map(str.strip, found)) and len(found) == 41
 
 
 @pytest.mark.parametrize("unit", filters.UNITS)

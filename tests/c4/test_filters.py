@@ -82,6 +82,12 @@ def test_each_filter_counts_what_it_removed(tmp_path):
     }
 
 
+def test_the_first_word_of_a_list_counts_whatever_program_wrote_the_list(tmp_path):
+    (tmp_path / "words").write_bytes(b"\xef\xbb\xbfheck\r\nworse\r\n")
+    test = filters.bad_words_filter(filters.Rules(bad_words=str(tmp_path / "words")))
+    assert test(["What the heck is it?"]) is test(["It is worse."]) is None
+
+
 def test_all_switches_off_all_but_the_language():
     assert set(filters.disabled_filters(["all"])) == {*filters.FILTERS, "duplicates"} - {"language"}
 
@@ -114,7 +120,16 @@ def test_sentences_end_at_a_mark_before_a_capital(text, count):
 
 
 @pytest.mark.parametrize(
-    "url", ["https://www.a.com", "HTTPS://WWW.A.COM/x", "http://me@www.a.com:80?q", "www.a.com"]
+    "url",
+    [
+        "https://www.a.com",
+        "HTTPS://WWW.A.COM/x",
+        "http://me@www.a.com:80?q",
+        "www.a.com",
+        "//www.a.com/x",
+        "ftp://www.a.com/x",
+        "http://www.a.com./x",
+    ],
 )
 def test_a_host_is_found_by_its_own_name_and_by_those_that_contain_it(url):
     assert filters.in_domains(url, {"www.a.com"}) and filters.in_domains(url, {"a.com"})

@@ -14,7 +14,8 @@ from unittest.mock import Mock
 import pytest
 from launching import CLOUD, IMAGE, launch
 
-from launch import container, gce, gke, queued
+from experiments.console import RUNS
+from launch import container, gce, gcloud, gke, queued
 from launch.accelerators import Slice, libtpu_flags, parse_slice
 from launch.gcloud import Request
 from launch.options import Machines
@@ -309,6 +310,7 @@ def test_only_a_slice_of_ours_is_deleted():
         ([*QUEUED, "--data.vocabulary=v.model"], "v.model is a file of this machine"),
         ([*QUEUED, "--data.vocabulary=bpe:text:company"], "company is a file of this machine"),
         ([*QUEUED, "--start=mine"], "mine is a file of this machine"),
+        ([*QUEUED, "--distillation.teacher=mine"], "--distillation.teacher mine is not there in a cloud"),
         ([*GCE, "--data.corpus=wikipedia"], "data.corpus='wikipedia' is unknown"),
         ([*GCE, "--zones=us-east5-a,us-east1-d"], "should be zones such as us-east5-a, several of them"),
         ([*GCE, "--zones=us-east5"], "--zones 'us-east5' should be zones"),
@@ -342,7 +344,19 @@ def test_only_a_slice_of_ours_is_deleted():
         ([*GCE, "--provisioning=flex-start"], "needs --max-run-time"),
         ([*GCE, "--max-run-time=3 days"], "should be a time such as 12h"),
         ([*GCE, "--labels", "Team"], "should be KEY=VALUE"),
-        ([*GCE, "--at-once=0"], "--at-once should be a whole number from 1"),
+        ([*GCE, "--at-once=0"], "--at-once 0 should be a whole number from 1"),
+        ([*GCE, "--restarts=-1"], "--restarts -1 should be a whole number from 0"),
+        ([*GKE, "--restarts=-1"], "--restarts -1 should be a whole number from 0"),
+        ([*LOCAL, "--restarts=-1"], "--restarts -1 should be a whole number from 0"),
+        ([*LOCAL, "--processes=0"], "--processes 0 should be a whole number from 1"),
+        ([*GCE, "--wait=-1"], "--wait -1 should be minutes, 0 or more"),
+        ([*GCE, "--wait=nan"], "--wait nan should be minutes, 0 or more"),
+        ([*GCE, "--labels", "launcher=me"], "`lm launch list` finds"),
+        ([*GCE, "--data=corpora"], "--data 'corpora' should be gs://BUCKET/FOLDER"),
+        ([*GKE, "--data=corpora"], "--data 'corpora' should be gs://BUCKET/FOLDER"),
+        ([*GKE, "--accelerator=v5litepod-10"], "10 chips are not whole hosts of 4"),
+        ([*GKE, "--accelerator=v5p-22"], "11 chips are not whole hosts of 4"),
+        ([*GCE, "--accelerator=v6e:4x²"], "should be a topology, as lm plan takes it, such as v6e:4x4"),
         ([*GCE, "--runs=/tmp/r"], "should be gs://"),
         ([*QUEUED, "--accelerator=tpu7x:4x4x4"], "tpu7x comes from `lm launch gce` or `lm launch gke`"),
         ([*QUEUED, "--max-run-time=4h"], "`lm launch gce` takes it always"),
@@ -356,6 +370,34 @@ def test_what_a_way_cannot_do_is_refused_with_the_mend_before_anything_is_asked(
     assert launch(*words, *option) == 2
     said = capsys.readouterr()
     assert message in said.err and not stage.calls() and not said.out
+
+
+@pytest.mark.parametrize(
+    "words, there",
+    [
+        (["--data.corpus=text:gs://b/c"], "--data.corpus text:/gs/b/c"),
+        (["--data.vocabulary=gs://b/v.model"], "--data.vocabulary /gs/b/v.model"),
+        (["--tuning.heads", "gs://b/tickets.toml"], "--tuning.heads /gs/b/tickets.toml"),
+        (["--start=gs://b/run"], "--start /gs/b/run"),
+        (["--start=/gs/b/run"], "--start /gs/b/run"),
+    ],
+)
+def test_what_is_in_a_bucket_is_named_by_its_path_in_the_container(stage, words, there, capsys):
+    assert launch(*GCE, *words, "--dry-run") == 0
+    assert there in capsys.readouterr().out
+
+
+def test_a_teacher_of_the_hub_is_checked_here_and_imported_by_the_machines(stage, monkeypatch, capsys):
+    folders = []
+
+    def imported(where, runs, option):
+        folders.append(runs)
+        return runs / "starts" / "copy"
+
+    monkeypatch.setattr("experiments.runs.init_from._get_or_import", imported)
+    assert launch(*GCE, "--distillation.teacher=hf:org/model", "--dry-run") == 0
+    assert "--distillation.teacher hf:org/model" in capsys.readouterr().out
+    assert folders == [RUNS], "a bucket is no folder of this machine"
 
 
 @pytest.mark.parametrize("way", [GCE, QUEUED, GKE])
@@ -633,3 +675,16 @@ def test_a_host_is_counted_only_when_it_runs(stage):
     assert state(*UP, action="DELETING") == "DELETING"
     short = {"action": "CREATING", "fault": "ZONE_RESOURCE_POOL_EXHAUSTED"}
     assert state("", "", "", "", **short) == "PROVISIONING"
+
+
+def test_a_deletion_that_a_signal_ended_is_no_success(stage, monkeypatch):
+    queue, none = (0, "lm-t5-a-0123ab us-west4-a", ""), (0, "", "")
+    stage.record(list=[queue, none, none])
+    monkeypatch.setattr("launch.resources.gcloud.call", killed_in("delete"))
+    assert launch("delete", "--all") not in (0, None)
+
+
+def killed_in(verb: str):
+    """``gcloud.call``, whose command with this verb a signal ends."""
+    call = gcloud.call
+    return lambda command: Outcome(-9) if verb in command else call(command)

@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 from types import SimpleNamespace
 
 import optax
@@ -275,6 +276,25 @@ def test_rows_that_compile_to_the_same_program_are_compiled_once_and_what_does_n
     assert capsys.readouterr().out.count("does not fit. Try --model.compile.remat") == 2
 
 
+def test_the_title_names_the_chips_of_every_row(stub, tmp_path, capsys):
+    stub(lambda *_: replace(COMPILED, cycles=10))
+    rows = {f"{ROW}-{mesh}": plans.row_of(ROW, "nano", "", mesh) for mesh in ("slice=1", "slice=2")}
+    plans.show_plans(rows, plans.PlanOptions("v5e:2x2", scale="nano", runs=tmp_path))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "v5e:2x2, 4 chips or v5e:2x2 x 2, 8 chips, scale nano" in shown
+    assert "chip-hours, and hours on the row's slices" in shown
+
+
+def test_what_is_cached_is_read_by_the_class_that_wrote_it(stub, monkeypatch):
+    stub(None)
+    monkeypatch.setattr(compiler.provenance, "code", dict)
+    step = planned_step(plans.row_of(ROW, "nano", "", ""), find_slice("v5e:2x2"))
+    key, read_bytes = program_key(step), Path.read_bytes
+    of_class = "step.py"
+    monkeypatch.setattr(Path, "read_bytes", lambda path: b"" if path.name == of_class else read_bytes(path))
+    assert program_key(step) != key
+
+
 def test_the_hours_and_the_cost_of_a_run_follow_from_its_chip_hours_and_the_chips_of_the_slice():
     row = "t5/1-baseline/baseline"
     step = planned(build(row, "base"), "v5e:4x4")
@@ -495,6 +515,14 @@ def test_the_search_compiles_the_arrangement_of_the_row_or_of_the_command_line_f
     impossible = planned(plans.row_of(ROW, "nano", "", "fsdp=3"), "v5e:2x2")
     with pytest.raises(SettingError, match="mesh.fsdp=3"):
         plans._searched(impossible, plans.PlanOptions("v5e:2x2", "fsdp=3", "nano", search=True))
+
+
+def test_the_search_keeps_a_sequence_that_is_all_remaining_devices():
+    rest, sized = (
+        list(arrangements(planned(plans.row_of(ROW, "nano", "", mesh), "v5e:2x2")))
+        for mesh in ("data=2,sequence=-1", "data=2,sequence=2")
+    )
+    assert rest == sized and len({each.arrangement for each in rest}) > 1
 
 
 def test_the_search_tries_the_tensors_that_a_row_names_too():
