@@ -8,7 +8,7 @@ import inspect
 import os
 import shutil
 import signal
-import tempfile
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,11 +28,13 @@ os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # where each operation was called: nobody reads it here
 
-# What one module or process of the tests has compiled is not compiled again by another.
-COMPILED = "JAX_COMPILATION_CACHE_DIR"
-KEEPS_COMPILED = COMPILED in os.environ  # of the user, or of the process that started this one
-if not KEEPS_COMPILED:
-    os.environ[COMPILED] = tempfile.mkdtemp(prefix="lm-tests-compiled-")
+# What a module or process of the tests has compiled, another does not compile again, nor do the next tests.
+# The folder is pytest's: ``pytest --cache-clear`` deletes it.
+COMPILED = Path(__file__).parents[1] / ".pytest_cache/d/compiled"
+MAX_COMPILED_BYTES = 2 * 10**9  # all tests compile about a sixth of it
+IS_FIRST_PROCESS = "JAX_COMPILATION_CACHE_DIR" not in os.environ
+if IS_FIRST_PROCESS:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.02"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
@@ -99,8 +101,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_unconfigure():
-    if not KEEPS_COMPILED:
-        shutil.rmtree(os.environ[COMPILED], ignore_errors=True)
+    """Delete compiled programs once they are too many: each change of the code leaves those from before."""
+    with suppress(FileNotFoundError):  # other tests, which run at the same time, may delete them
+        if IS_FIRST_PROCESS and sum(file.stat().st_size for file in COMPILED.iterdir()) > MAX_COMPILED_BYTES:
+            shutil.rmtree(COMPILED)
 
 
 MAPS = 10_000  # pieces of memory that a process may have mapped when a module begins
