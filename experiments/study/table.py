@@ -97,8 +97,12 @@ class Row:
         return self.name.rpartition("/")[2]
 
     def derivation(self, path: str) -> str:
-        """Return how the row computes a setting from the scale's value, such as "x 2"; "" for a constant."""
-        change = self.changes.get(path)
+        """Return how the row computes a setting from the scale's value, such as "x 2".
+
+        Return "" for a constant, and for a setting whose group a later change sets as a whole.
+        """
+        last = [changed for changed in self.changes if path == changed or path.startswith(f"{changed}.")][-1:]
+        change = self.changes[path] if last == [path] else None
         return str(change) if callable(change) and is_dataclass(change) else ""
 
 

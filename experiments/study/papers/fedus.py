@@ -120,10 +120,11 @@ TABLES = (
     make_table(
         "fedus/3-initial-values",
         "Initial values of models with experts",
-        {"init-0.1": missing("smaller initial values of all matrices"), "init-1.0": switch()},
+        {"init-0.1": missing("smaller initial values of all matrices"), "init-1.0": switch(experts=32)},
         baseline="init-1.0",
         scale="mini",
         paper=PAPER,
+        setup=make_setup(T5_GATED | NOT_TUNED, pretraining(3_500, 2_048, 512)),
         columns=["LOGPERP-3.5k"],
         published=_SCORES,
         conclusions=(Conclusion("init-0.1", "init-1.0", "small initial values are better"),),

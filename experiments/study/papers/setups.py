@@ -84,12 +84,17 @@ def tuned_by_heads(
     steps: int = 10_000,
     heads: tuple[str, ...] = GLUE_HEADS,
 ) -> Changes:
-    """Return fine-tuning of an encoder on labelled tasks, by default GLUE and SQuAD, a head for each."""
+    """Return fine-tuning of an encoder on labelled tasks, by default GLUE and SQuAD, a head for each.
+
+    The rate rises linearly in the first tenth of the steps, and then falls linearly to 0.
+    """
     return HEADS | {
         "tuning.heads": heads,
         "tuning.inputs_length": length,
         "finetuning.steps": steps,
         "finetuning.batch_size": batch_size,
         "finetuning.optimizer.learning_rate": learning_rate,
+        "finetuning.optimizer.schedule": "linear",
         "finetuning.optimizer.warmup_steps": steps // 10,
+        "finetuning.optimizer.decay_end": 0,  # the last step
     }

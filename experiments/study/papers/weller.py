@@ -6,14 +6,16 @@ Choices made where the paper is silent: docs/choices.md.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 
-from experiments.study.changes import Changes, after_pretraining, objective, share_of, times
+from experiments.study.changes import Changes, after_pretraining, objective, times
 from experiments.study.classic import NO_NSP
 from experiments.study.experiment import Experiment, Mask
 from experiments.study.papers.setups import adamw, pretraining, size, tuned_by_heads, vocabulary
 from experiments.study.presets import BERT
 from experiments.study.table import Conclusion, Paper, PublishedScores, make_setup, make_table, missing
+from lm.config.training import OptimizerConfig
 from lm.objectives.denoising import OBJECTIVES, Objective
 
 _SCORES = PublishedScores(Path(__file__).with_name("weller_scores.json"))
@@ -76,24 +78,28 @@ DECODER: Changes = {"model.architecture": "decoder", **objective("causal-lm")}
 QUOTED = missing("another paper's run")
 
 
-def sized(d_model: int, d_ff: int, rate: float = 8e-4, decay: float = 1e-5) -> Changes:
-    """Return the widths of a size as shares of the 150M one, and its learning rate and weight decay."""
+def sized(d_model: int, d_ff: int, rate: float = 8e-4, decay: float = 1e-5, ramp: int = 3) -> Changes:
+    """Return the widths of a size as shares of the 150M one, and how it trains.
+
+    rate, decay, ramp: learning rate, weight decay and ramp of the rate [billion tokens].
+    """
     return {
         "model.d_model": times(d_model / 768, 8),
         "model.mlp.d_ff": times(d_ff / 1_152, 8),
         "model.attention.num_heads": times(d_model / 768),
         "pretraining.optimizer.learning_rate": times(rate / 8e-4),
         "pretraining.optimizer.weight_decay": times(decay / 1e-5),
+        "pretraining.optimizer.warmup_steps": times(ramp / 3),
     }
 
 
 SIZES: dict[str, Changes] = {
-    "17m": sized(256, 384, 3e-3, 3e-4),
-    "32m": sized(384, 576, 3e-3, 3e-4),
+    "17m": sized(256, 384, 3e-3, 3e-4, ramp=4),
+    "32m": sized(384, 576, 3e-3, 3e-4, ramp=4),
     "68m": sized(512, 768, 3e-3, 3e-4),
     "150m": {},
-    "400m": sized(1_024, 2_624, 5e-4),
-    "1b": sized(1_792, 3_840, 5e-4, 5e-5),
+    "400m": sized(1_024, 2_624, 5e-4, ramp=2),
+    "1b": sized(1_792, 3_840, 5e-4, 5e-5, ramp=2),
 }
 LAYERS = {"17m": 7, "32m": 10, "68m": 19, "400m": 28, "1b": 28}  # 22 of the 150M size
 
@@ -114,16 +120,37 @@ CROSSED = {"150m": 50.0, "400m": 50.0, "1b": 16.7}  # tokens of the other object
 ALL = 1_700.0  # tokens before [billions]
 
 
+@dataclass(frozen=True)
+class HalfTheRate:
+    """A change of ``pretraining.optimizer`` for a last phase: half the rate, with ramp and decay.
+
+    It changes the group as a whole, so that it follows the changes of a size, which the first phase keeps.
+    """
+
+    share: float  # of pretraining.steps, which the phase lasts
+
+    def __call__(self, old: OptimizerConfig, experiment: Experiment) -> OptimizerConfig:
+        """Return the optimiser of the last phase at this scale."""
+        steps = self.share * experiment.pretraining.steps
+        return replace(
+            old,
+            schedule="warmup-stable-decay",
+            learning_rate=old.learning_rate / 2,
+            warmup_steps=ceil(round(0.06 * steps, 9)),
+            decay_start=ceil(round(0.8 * steps, 9)),
+            decay_end=0,  # the last step
+        )
+
+    def __str__(self) -> str:
+        return "half the rate, with a ramp in the first 6 % and a decay in the last 20 % of the last phase"
+
+
 def crossed(name: str, objective: Objective, mask: Mask) -> Changes:
     """Return the pre-training of the other kind, then a short one at half the rate, with ramp and decay."""
     tokens = CROSSED[name]
     total = ALL + tokens
     return after_pretraining(total / ALL, objective, mask, "restart") | {
-        "pretraining.optimizer.schedule": "warmup-stable-decay",
-        "pretraining.optimizer.learning_rate": times(1 / 2),
-        "pretraining.optimizer.warmup_steps": share_of("pretraining.steps", 0.06 * tokens / total),
-        "pretraining.optimizer.decay_start": share_of("pretraining.steps", 0.8 * tokens / total),
-        "pretraining.optimizer.decay_end": 0,  # the last step
+        "pretraining.optimizer": HalfTheRate(tokens / total)
     }
 
 

@@ -297,6 +297,52 @@ def test_at_scale_base_a_row_trains_as_its_paper_says():
     assert pretraining("clark/1-small/electra-base").optimizer.learning_rate == 2e-4
     assert pretraining("liu/8-glue/base").optimizer.warmup_steps == 24_000
     assert pretraining("liu/8-glue/books+wiki").optimizer.warmup_steps == 30_000
+    assert pretraining("fedus/3-initial-values/init-1.0").steps == 3_500
+    assert build("fedus/3-initial-values/init-1.0", PAPER_SCALE).model.experts.count == 32
+
+
+def test_at_scale_base_the_rate_of_heads_falls_to_0():
+    """As BERT's does, and that of all papers that say how encoders are fine-tuned."""
+    for row in BUILDABLE:
+        e = build(row.name, PAPER_SCALE)
+        if e.tuning.heads:
+            optimizer = e.finetuning.optimizer
+            assert (optimizer.schedule, optimizer.decay_end) == ("linear", 0), row.name
+
+
+@pytest.mark.parametrize("size", weller.SIZES)
+def test_a_size_of_ettin_trains_by_its_recipe(size):
+    path = SHARED / "papers/weller-2025.json"
+    if not path.exists():
+        pytest.skip("needs ../shared")
+    recipe = json.loads(path.read_text())["setup"]["recipe"][size]
+    tokens = int(recipe["batch"]) * 1_024
+    for kind in ("enc", "dec"):
+        optimizer = build(f"weller/9-crossed/{kind}-{size}", PAPER_SCALE).pretraining.optimizer
+        assert optimizer.learning_rate == pytest.approx(float(recipe["lr"]))
+        assert optimizer.weight_decay == pytest.approx(float(recipe["weight_decay"]))
+        ramp = int(recipe["warmup_tokens"].removesuffix("tok"))
+        assert optimizer.warmup_steps * tokens == pytest.approx(ramp, rel=0.01)
+    for kind in ("enc-from-dec", "dec-from-enc") if size in weller.CROSSED else ():
+        pretraining = build(f"weller/9-crossed/{kind}-{size}", PAPER_SCALE).pretraining
+        assert pretraining.optimizer.learning_rate == pytest.approx(float(recipe["crossed_lr"]))
+        steps = pretraining.steps - pretraining.phase_ends[0]
+        crossed = int(recipe["crossed_tokens"].removesuffix("tok"))
+        assert steps * tokens == pytest.approx(crossed, rel=0.01)
+
+
+@pytest.mark.parametrize("scale", ["mini", PAPER_SCALE])
+@pytest.mark.parametrize("size", weller.CROSSED)
+def test_a_crossed_model_begins_as_the_other_kind_and_goes_on_at_half_its_rate(size, scale):
+    for kind, first in (("enc-from-dec", "dec"), ("dec-from-enc", "enc")):
+        row, other = (build(f"weller/9-crossed/{name}-{size}", scale) for name in (kind, first))
+        (phase,) = row.pretraining.phases
+        assert (phase.optimizer, phase.objective) == (other.pretraining.optimizer, other.objective)
+        assert row.pretraining.phase_ends[0] == other.pretraining.steps
+        assert row.pretraining.optimizer.learning_rate == phase.optimizer.learning_rate / 2
+        told = REGISTRY[f"weller/9-crossed/{kind}-{size}"].derivation
+        assert told("pretraining.optimizer.learning_rate") == "", "half of the size's is no multiple"
+        assert told("pretraining.steps").startswith("x 1.0")
 
 
 @pytest.mark.parametrize("scale", SCALES)
