@@ -30,6 +30,7 @@ from experiments.study.diffusion import (
     DIFFUSION_TUNED_OPTIMIZER,
 )
 from experiments.study.papers.t5 import PAPER
+from experiments.study.recipe import FINETUNING_RATES
 from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
@@ -61,6 +62,7 @@ PUBLISHED = {
     "mini-8x-objective": "t5/4-objective",
     "mini-recipe": "recipe-[dl]*",
     "mini-recipe-masked-lm": "recipe-masked-lm",
+    "mini-recipe-finetuning": "recipe-finetuning",
     "mini-history-rates": "history-rates",
 }
 OVERRIDES = {
@@ -467,6 +469,25 @@ def test_the_page_on_choices_has_what_each_optimiser_gains_on_both_poles_and_its
             cells.append(f"{mean(found[pole]):.2f} ± {stdev(found[pole]):.2f}{mark}")
         cells.append(f"{max(best[pole] - mean(found[pole]) for pole in tables):.2f}")
         assert f"| {' | '.join(cells)} |" in page, cells
+
+
+def test_the_page_on_choices_has_how_far_each_method_of_fine_tuning_comes_at_each_rate():
+    rows = read_tables(DOCS / "results/mini-recipe-finetuning.json")["recipe-finetuning"]["rows"]
+    names = {
+        "all": "all parameters",
+        "adapters-2048": "adapters of 2048",
+        "lora-8": "low-rank updates of rank 8",
+        "adapters-32": "adapters of 32",
+    }
+    page = (DOCS / "choices.md").read_text()
+    for method, name in names.items():
+        for half in ("reading", "language"):
+            cells = []
+            for rate in FINETUNING_RATES:
+                found = rows[f"recipe-finetuning/{method}-{rate:g}"]["combined"][half].values()
+                assert len(found) == 3
+                cells.append(f"{mean(found):z.1f} ± {stdev(found):.1f}")
+            assert f"| {name} | {half} | {' | '.join(cells)} |" in page
 
 
 def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that_do_not():
