@@ -31,7 +31,7 @@ os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"  # where each operation was
 # What a module or process of the tests has compiled, another does not compile again, nor do the next tests.
 # The folder is pytest's: ``pytest --cache-clear`` deletes it.
 COMPILED = Path(__file__).parents[1] / ".pytest_cache/d/compiled"
-MAX_COMPILED_BYTES = 2 * 10**9  # all tests compile about a sixth of it
+MAX_COMPILED_BYTES = 10**9  # all tests compile 60 MB
 IS_FIRST_PROCESS = "JAX_COMPILATION_CACHE_DIR" not in os.environ
 if IS_FIRST_PROCESS:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)

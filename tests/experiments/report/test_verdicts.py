@@ -511,7 +511,8 @@ def vary_examples(comparison: Comparison) -> Comparison:
     """Each run finds other examples hard."""
     for runs in comparison.runs.values():
         for one in runs:
-            noise = np.random.default_rng([one.seed, *str(one.folder).encode()]).normal(size=EXAMPLES)
+            row = one.folder.parent.name
+            noise = np.random.default_rng([one.seed, *row.encode()]).normal(size=EXAMPLES)
             values = {"bits": noise - noise.mean() + one.tasks["cloze"]["score"]}
             one.tasks["cloze"]["examples"] = write_example_values(one.folder / "finetuning", "cloze", values)
     return comparison
