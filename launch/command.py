@@ -1,4 +1,4 @@
-"""What is started: ``lm run ROW ...``, and how it is named where it runs."""
+"""Holds the job that is started, ``lm run ROW ...``, names it where it runs, and checks its options."""
 
 import difflib
 import hashlib

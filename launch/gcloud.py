@@ -1,4 +1,4 @@
-"""What is asked of gcloud: the login, the project, and what a request for a slice consists of."""
+"""Calls gcloud: its login, its project, and requests for slices."""
 
 import subprocess
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ class Request:
 
 
 class Status(NamedTuple):
-    """What gcloud says of a request: a state of ``policy``, why, and which names ssh and scp take."""
+    """Holds gcloud's answer to a request: a state of ``policy``, why, and which names ssh and scp take."""
 
     state: str
     message: str = ""

@@ -65,7 +65,7 @@ class CleanOptions:
         for field in ("bad_words", "domains"):
             path = getattr(rules, field)
             try:
-                filters.listed(path)
+                filters.read_list(path)
             except (OSError, UnicodeDecodeError) as error:
                 reason = f"should be a text file in UTF-8, with an entry a line: {error}"
                 raise SettingError(f"rules.{field}={path!r} {reason}") from error

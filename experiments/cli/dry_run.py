@@ -221,7 +221,7 @@ def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, i
 
 def program_key(stage: NetworkStage) -> Hashable:
     """Return what the compiled training step of a stage depends on; its seed is an argument."""
-    return stage.step_spec(), stage.training.batch_size, stage.lengths
+    return stage.training_spec(), stage.training.batch_size, stage.lengths
 
 
 def h100_speed(stage: Stage) -> float:

@@ -101,8 +101,8 @@ class Row:
 
         Return "" for a constant, and for a setting whose group a later change sets as a whole.
         """
-        last = [changed for changed in self.changes if path == changed or path.startswith(f"{changed}.")][-1:]
-        change = self.changes[path] if last == [path] else None
+        setting_it = [each for each in self.changes if path == each or path.startswith(f"{each}.")]
+        change = self.changes[path] if setting_it[-1:] == [path] else None
         return str(change) if callable(change) and is_dataclass(change) else ""
 
 

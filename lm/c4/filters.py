@@ -157,7 +157,7 @@ def keep_page(test: Callable[[Lines], bool]) -> Filter:
     return lambda lines: lines if test(lines) else None
 
 
-def listed(path: str) -> list[str]:
+def read_list(path: str) -> list[str]:
     """Return the lines of a text file, without the mark of UTF-8 at its start; [] for the path "".
 
     Raises OSError if it cannot be read, UnicodeDecodeError if it is not UTF-8.
@@ -166,7 +166,7 @@ def listed(path: str) -> list[str]:
 
 
 def bad_words_filter(rules: Rules) -> Filter:
-    test = bad_words_test(listed(rules.bad_words), rules.language)
+    test = bad_words_test(read_list(rules.bad_words), rules.language)
     return keep_page(lambda lines: test("\n".join(lines)))
 
 

@@ -72,7 +72,7 @@ def filter_pages(
     rules, counts = settings.rules, record["counts"]
     enabled = [name for name in filters.ordered_filters(rules.order) if name not in settings.without]
     page_filters = filters.build_filters(rules, enabled)
-    domains = {host for line in filters.listed(rules.domains) for host in line.lower().split()}
+    domains = {host for line in filters.read_list(rules.domains) for host in line.lower().split()}
     hashes = np.zeros(0, "<u8")
     for page in (page for piece in pieces for page in pages.read_pages(piece)):
         if isinstance(page, pages.Damage):
@@ -183,8 +183,9 @@ def remove_repeats(
         lines = text.split("\n")
         if page_is_repeated.any():
             remaining = filters.remove_spans(lines, page_is_repeated, settings.deduplicate)
+            has_sentences = not checks_sentences or filters.has_enough_sentences(remaining, settings.rules)
             is_blank = not any(map(str.strip, remaining))
-            if is_blank or checks_sentences and not filters.has_enough_sentences(remaining, settings.rules):
+            if is_blank or not has_sentences:
                 remaining = []
             counts[filters.DUPLICATES] += filters.count_removed(lines, remaining)
             lines = remaining

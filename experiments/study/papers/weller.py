@@ -6,10 +6,9 @@ Choices made where the paper is silent: docs/choices.md.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
 from pathlib import Path
 
-from experiments.study.changes import Changes, after_pretraining, objective, times
+from experiments.study.changes import Changes, after_pretraining, objective, share_of, times
 from experiments.study.classic import NO_NSP
 from experiments.study.experiment import Experiment, Mask
 from experiments.study.papers.setups import adamw, pretraining, size, tuned_by_heads, vocabulary
@@ -131,13 +130,13 @@ class HalfTheRate:
 
     def __call__(self, old: OptimizerConfig, experiment: Experiment) -> OptimizerConfig:
         """Return the optimiser of the last phase at this scale."""
-        steps = self.share * experiment.pretraining.steps
+        warmup, stable = (share_of("pretraining.steps", part * self.share) for part in (0.06, 0.8))
         return replace(
             old,
             schedule="warmup-stable-decay",
             learning_rate=old.learning_rate / 2,
-            warmup_steps=ceil(round(0.06 * steps, 9)),
-            decay_start=ceil(round(0.8 * steps, 9)),
+            warmup_steps=warmup(old.warmup_steps, experiment),
+            decay_start=stable(old.decay_start, experiment),
             decay_end=0,  # the last step
         )
 

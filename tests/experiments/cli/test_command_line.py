@@ -500,6 +500,11 @@ def test_a_dry_run_counts_adapters_and_low_rank_updates_and_the_programs_that_ha
     assert costs["lora-8"] > costs["all"]
     assert len(programs) == 3
 
+    experiment = changes(experiment, {"tuning.lora.rank": 0, "tuning.heads": ("mnli",)})
+    with_lora = changes(experiment, {"tuning.lora.rank": 8})
+    plain, added = (stages(each, Path("run"), Path("cache"))[-1] for each in (experiment, with_lora))
+    assert added.has_head and step_cost(added) > step_cost(plain)
+
 
 def test_a_dry_run_shows_equal_rows_with_equal_times_and_says_which_are_in_training_or_share_stages(
     tmp_path, monkeypatch, capsys
