@@ -39,6 +39,7 @@ if IS_FIRST_PROCESS:
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 gc.set_threshold(100_000, 50, 100)  # tracing makes many objects, and none of them is garbage
+os.fsync = lambda file: None  # no test cuts the power, and a disk may take long
 
 # A shell that starts tests in the background has them ignore what some of them send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -102,6 +103,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_unconfigure():
     """Delete compiled programs once they are too many: each change of the code leaves those from before."""
+    gc.freeze()  # pytest collects garbage five times at its end
     with suppress(FileNotFoundError):  # other tests, which run at the same time, may delete them
         if IS_FIRST_PROCESS and sum(file.stat().st_size for file in COMPILED.iterdir()) > MAX_COMPILED_BYTES:
             shutil.rmtree(COMPILED)

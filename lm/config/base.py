@@ -181,15 +181,27 @@ def _differences(old: Any, new: Any, prefix: str) -> Iterator[tuple[str, tuple[A
 
 def setting_descriptions(cls: type, prefix: str = "") -> dict[str, str]:
     """Return {path: comment} of a nested dataclass: the comments behind or above its fields in the source."""
-    hints = _hints(cls)
+    hints, comments = _hints(cls), _field_comments(cls)
     by_path: dict[str, str] = {}
-    source = "".join(_class_source(base) for base in cls.__mro__ if dataclasses.is_dataclass(base))
     for field in dataclasses.fields(cls):
         if dataclasses.is_dataclass(hints[field.name]):
             by_path |= setting_descriptions(hints[field.name], f"{prefix}{field.name}.")
-        elif match := re.search(rf"((?:^ +#.*\n)*)^ +{field.name}:[^#\n]*(#.*)?$", source, re.MULTILINE):
-            by_path[prefix + field.name] = " ".join(re.findall(r"# *(.*)", match[2] or match[1]))
+        elif field.name in comments:
+            by_path[prefix + field.name] = " ".join(re.findall(r"# *(.*)", comments[field.name]))
     return by_path
+
+
+# the comment lines above a field, its name, and the comment behind it
+_FIELD = re.compile(r"((?:^ +#.*\n)*)^ +(\w+):[^#\n]*(#.*)?$", re.MULTILINE)
+
+
+def _field_comments(cls: type) -> dict[str, str]:
+    """Return {field: comment} of a dataclass and its bases: the comment behind the field, else that above."""
+    source = "".join(_class_source(base) for base in cls.__mro__ if dataclasses.is_dataclass(base))
+    comments: dict[str, str] = {}
+    for above, name, behind in _FIELD.findall(source):
+        comments.setdefault(name, behind or above)  # a class hides the fields of its bases
+    return comments
 
 
 def _class_source(cls: type) -> str:

@@ -8,6 +8,7 @@ import re
 import shlex
 import tarfile
 from collections import Counter
+from functools import cache
 from itertools import combinations
 from statistics import mean, stdev
 from types import SimpleNamespace
@@ -78,22 +79,22 @@ ARCHIVES = {"mini-start": "mini"}
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
-    """What is published -> the folder of its runs, unpacked as docs/study.md says."""
-    folders = {}
-    for name in PUBLISHED.keys() - ARCHIVES.keys():
-        folders[name] = tmp_path_factory.mktemp("published") / "runs"
-        with tarfile.open(DOCS / "results" / f"{name}.tar.xz") as file:
-            file.extractall(folders[name], filter="data")
-    return folders | {name: folders[archive] for name, archive in ARCHIVES.items()}
+    """A function from what is published to the folder of its runs, unpacked as docs/study.md says."""
+
+    @cache
+    def unpack(archive):
+        folder = tmp_path_factory.mktemp("published") / "runs"
+        with tarfile.open(DOCS / "results" / f"{archive}.tar.xz") as file:
+            file.extractall(folder, filter="data")
+        return folder
+
+    return lambda name: unpack(ARCHIVES.get(name, name))
 
 
-@pytest.fixture(scope="module")
-def runs(unpacked):
-    return unpacked["mini"]
-
-
-def test_the_values_of_every_example_that_a_published_score_is_made_of_are_published_too(runs):
+@pytest.mark.slow
+def test_the_values_of_every_example_that_a_published_score_is_made_of_are_published_too(unpacked):
     """Those of a row that is not fine-tuned lie with its pre-training, not in its own folder."""
+    runs = unpacked("mini")
     kept = {hashlib.sha256(file.read_bytes()).hexdigest(): file for file in runs.rglob("report/*.npy")}
     lines = [*csv.DictReader(RESULTS.with_suffix(".csv").open())]
     wanted = {(canonical_row(line["row"], "mini"), line["seed"]) for line in lines}
@@ -108,7 +109,7 @@ def test_the_values_of_every_example_that_a_published_score_is_made_of_are_publi
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_report_on_the_published_runs_is_the_published_one(name, unpacked):
     tables = tables_of(find(PUBLISHED[name]))
-    made = write_report(tables, "mini", unpacked[name], overrides=OVERRIDES.get(name)).path
+    made = write_report(tables, "mini", unpacked(name), overrides=OVERRIDES.get(name)).path
     results = DOCS / "results" / f"{name}.json"
     written, published = (
         json.loads(file.read_bytes())["tables"] for file in (made.with_name("results.json"), results)
@@ -249,8 +250,11 @@ def test_the_readme_shows_tau_of_each_table_as_its_report_has_it():
         assert all(cell in line for cell in cells), (line, cells)
 
 
-def test_the_guide_says_how_well_the_order_after_fewer_updates_predicts_that_after_eight_times_as_many(runs):
-    other = DOCS / "results/mini-8x-objective.json"
+@pytest.mark.slow
+def test_the_guide_says_how_well_the_order_after_fewer_updates_predicts_that_after_eight_times_as_many(
+    unpacked,
+):
+    other, runs = DOCS / "results/mini-8x-objective.json", unpacked("mini")
     made = write_report(tables_of(find("t5/4-objective")), "mini", runs, against=str(other)).path
     predicted = json.loads(made.with_name("results.json").read_bytes())["prediction"]["tables"]
     names = {"reading": "reading", "language": "language", "both": "both halves"}
@@ -424,8 +428,9 @@ def test_the_road_has_the_bits_of_every_kind_at_every_rate_and_history_the_best(
         assert f"| `{kind}` | {' | '.join(cells)} |" in road
 
 
+@pytest.mark.slow
 def test_the_readme_has_the_number_of_published_runs(unpacked):
-    scores = (path for folder in {*unpacked.values()} for path in folder.rglob("seed-*/scores.json"))
+    scores = (path for name in PUBLISHED for path in unpacked(name).rglob("seed-*/scores.json"))
     runs = {hashlib.sha256(path.read_bytes()).hexdigest() for path in scores}
     assert f", {len(runs)} runs. " in (DOCS.parent / "README.md").read_text()
 
@@ -501,9 +506,10 @@ def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that
             assert order["tau"] == pytest.approx(due), (name, group)
 
 
-# Those whose check takes longest: others too have tasks, an order of rows or held-out text alone, and the
-# pairs of mini-narang have a test of their own below.
-LONGEST = ("mini", "mini-narang", "mini-t5-9", "mini-start", "mini-t5-10", "mini-denoisers")
+# Those whose archives or checks take longest: others too have tasks, an order of rows or held-out text alone,
+# and the pairs of mini-narang have a test of their own below.
+LONGEST = {"mini", "mini-start", "mini-8x-objective", "mini-narang", "mini-t5-9", "mini-t5-10", "mini-t5-12"}
+LONGEST |= {"mini-architectures", "mini-denoisers", "mini-recipe-finetuning"}
 
 
 @pytest.mark.parametrize(
@@ -511,7 +517,7 @@ LONGEST = ("mini", "mini-narang", "mini-t5-9", "mini-start", "mini-t5-10", "mini
 )
 def test_every_published_figure_follows_from_the_published_runs(name, unpacked, check_script):
     report = json.loads((DOCS / "results" / f"{name}.json").read_text())
-    check = check_script.check_report(report, check_script.read_archives([unpacked[name]]))
+    check = check_script.check_report(report, check_script.read_archives([unpacked(name)]))
     assert not check.faults and check.count > 100
 
 

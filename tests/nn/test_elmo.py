@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import drawn_state
 from flax import nnx
 from small_models import TINY
 from tuned_models import built, trained
@@ -163,7 +164,7 @@ def test_frozen_layers_stay_bit_for_bit_whatever_decays_and_the_head_reads_both_
         loss=spec.loss,
         mask_updates=spec.mask_updates,
     )
-    state = steps.initial_state(0)
+    state = drawn_state(steps)
     before = {name: np.asarray(value) for name, value in state.params.items()}
     assert before["head.out.kernel"].shape == (2 * CONFIG.d_model, 2)
     labels, weights = np.arange(8, dtype=np.int32) % 2, np.ones(8, np.float32)

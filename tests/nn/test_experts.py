@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import drawn_state
 from flax import nnx
 from small_models import CONFIGS, EXPERTS, TINY, example, loss_and_gradients, made, make, run
 
@@ -232,7 +233,9 @@ def batch_of(rows, length=8, seed=0):
     return Batch(encoder=side, decoder=side)
 
 
-@pytest.mark.parametrize("name", ["experts", "decoder, experts in every second layer"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("experts", marks=pytest.mark.slow), "decoder, experts in every second layer"]
+)
 def test_the_losses_of_all_routers_are_added_and_logged_without_their_weights(name):
     batch, sums = batch_of(3), []
     for weights in ((0.0, 0.0), (2.0, 0.0), (0.0, 3.0)):
@@ -255,7 +258,7 @@ def steps_of(model=CONFIGS["decoder"], **spec):
 
 
 def trained(steps, count=2):
-    state, metrics = steps.initial_state(0), []
+    state, metrics = drawn_state(steps), []
     for step in range(count):
         state, found = steps.seeded_train_step(0)(state, steps.shard_batch(batch_of(4, seed=step)))
         metrics.append({name: float(value) for name, value in found.items()})
@@ -273,7 +276,7 @@ def test_micro_batches_give_the_gradients_and_metrics_of_the_whole_batch():
 
 def test_evaluation_reports_the_routers_and_drops_nothing():
     steps = steps_of(DECODER)
-    found = steps.evaluate(steps.initial_state(0), [batch_of(4), batch_of(4, seed=1)])
+    found = steps.evaluate(drawn_state(steps), [batch_of(4), batch_of(4, seed=1)])
     assert found["dropped_tokens"] == 0 and 0.99 <= found["balance_loss"] <= 4
 
 

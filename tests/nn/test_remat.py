@@ -25,9 +25,9 @@ POLICIES |= {
         "compile.offloaded": ("query_proj", "block_input"),
     },
 }
-# The others save or offload parts of what these do; "full" and "full-offloaded" are below, in
+# The others save or offload parts of what this one does; "full" and "full-offloaded" are below, in
 # test_transformer.py and in test_experts.py with the gradients of a decoder.
-BROADEST = ("dots", "all offloaded")
+BROADEST = ("all offloaded",)
 LSTM = {"mixer.kind": "lstm", "positions.kind": "none"}
 BATCH, KEY = example(4, 5, 6), jax.random.key(7)
 

@@ -1,6 +1,7 @@
 """A small decoder, its batches, and a few steps of training it on a mesh."""
 
 import numpy as np
+from drawn import drawn_state
 
 from lm.batch import Batch, Side
 from lm.config.layers import AttentionConfig, MlpConfig
@@ -31,7 +32,7 @@ def transformer_batch(step):
 
 def trained(steps):
     assert isinstance(steps.abstract.eval_model, Transformer)
-    state, step = steps.initial_state(0), steps.seeded_train_step(0)
+    state, step = drawn_state(steps), steps.seeded_train_step(0)
     found = []
     for i in range(3):
         state, metrics = step(state, steps.shard_batch(transformer_batch(i)))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_models
+from drawn import drawn_state
 from flax import nnx
 
 from lm.batch import Batch, Side
@@ -60,7 +61,7 @@ def plain(side):
 def trained(spec, side, teacher=None, count=2, seed=0):
     """The parameters after some steps, and the metrics of the last one; ``seed`` is that of dropout."""
     steps = training.build(spec, make_mesh(MeshConfig(), jax.devices()[:1]))
-    state, step = steps.initial_state(0), steps.seeded_train_step(seed, teacher and named(teacher))
+    state, step = drawn_state(steps), steps.seeded_train_step(seed, teacher and named(teacher))
     for _ in range(count):
         state, metrics = step(state, steps.shard_batch(batch_of(side)))
     return jax.device_get(state.params), metrics
