@@ -200,15 +200,13 @@ def show_diff(row: str, scale: str, given: Overrides, others: Sequence[str], to:
         sides = other, f"{row} with the settings given" if given else row
     changed = relevant_diff(old, new)
     if not (to or others or given) and other == row:
-        CONSOLE.print(
-            f"{row} is the baseline of its table; --diff ROW compares it with another.", highlight=False
-        )
+        print_line(f"{row} is the baseline of its table; --diff ROW compares it with another.")
     else:
         _print_sides(*sides, bool(changed))
     for path, (before, after) in changed.items():
         is_rows_own = not to and not others and path not in given
         derivation = find_one(row).derivation(path) if is_rows_own else ""
-        CONSOLE.print(f"{path}: {before} → {after}{f' ({derivation})' * bool(derivation)}", highlight=False)
+        print_line(f"{path}: {before} → {after}{f' ({derivation})' * bool(derivation)}")
 
 
 def show_diff_of_runs(run: Path, others: Sequence[Path]) -> None:
