@@ -205,6 +205,8 @@ def test_show_takes_settings_as_run_does(capsys):
     assert capsys.readouterr().out == f"{sides}objective.rate: 0.15 → 0.5\nstart.steps: 200 → 100\n"
     assert cli.dispatch(["show", ROW, "--to", "mini", "--model.d-model=32"]) == 0
     assert "model.d_model" not in capsys.readouterr().out
+    assert cli.dispatch(["show", ROW, "--diff", "--data.corpus", "text:[old].txt"]) == 0
+    assert "data.corpus: documentation → text:[old].txt\n" in capsys.readouterr().out
 
 
 def test_show_takes_a_run_and_refuses_to_change_it(tmp_path, capsys):
@@ -275,6 +277,9 @@ def test_a_grid_has_every_combination_and_values_of_several_elements():
     assert grid_points(["data.held_out_lengths=1,1 2"]) == [
         {"data.held_out_lengths": (1,)},
         {"data.held_out_lengths": (1, 2)},
+    ]
+    assert grid_points(["data.corpus=text:my book.txt, documentation"]) == [
+        {"data.corpus": corpus} for corpus in ("text:my book.txt", "documentation")
     ]
     assert grid_points(["data.corpus='text:a,b',documentation", "guard.spikes=None,5"]) == [
         {"data.corpus": corpus, "guard.spikes": spikes}
@@ -599,6 +604,8 @@ def test_the_help_of_sweep_shows_the_values_of_the_table_and_not_those_of_nano(m
     assert default(["t5/6-corruption-rate", "--scale", "small"], "pretraining.steps") == "12400"
     assert default(["t5/6-corruption-rate"], "finetuning.batch-size") == "16"
     assert default(["t5/2-architecture"], "model.architecture") == "the table's"
+    assert {bool(row.needs) for row in TABLES["lan/8-dropout"].rows} == {False, True}
+    assert default(["lan/8-dropout"], "model.dropout") == "0.1"
 
 
 def test_a_dry_run_takes_no_speed_from_counts_that_were_made_before(tmp_path, monkeypatch, capsys):
