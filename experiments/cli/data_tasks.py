@@ -50,7 +50,7 @@ def data_tasks(pattern: str = "*", /, runs: Runs = RUNS) -> None:
 
 
 def _row_count(sizes: Mapping[str, int] | None, split: str | None) -> str:
-    """The rows of a split, such as ``validation_matched+validation_mismatched``."""
+    """Return the number of rows of a split, such as ``validation_matched+validation_mismatched``."""
     if sizes is None:
         return "not prepared"
     if split is None:

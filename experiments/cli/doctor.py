@@ -9,7 +9,9 @@ from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
+import tyro
 from rich.markup import escape
 
 from experiments.cli.settings import Runs
@@ -29,7 +31,12 @@ from lm.train.runtime import manifest
 CUDA_PLUGIN = "jax_cuda13_plugin"  # what the extra [gpu] installs
 
 
-def doctor(runs: Runs = RUNS, verify: tuple[Path, ...] = ()) -> None:
+def doctor(
+    runs: Runs = RUNS,
+    verify: Annotated[
+        tuple[Path, ...] | None, tyro.conf.arg(metavar="PATH [PATH ...]", help_behavior_hint="")
+    ] = None,
+) -> None:
     """Show devices, versions, the data found and the free disk space; or check the files of checkpoints.
 
     The exit code is 1 if --verify finds a damaged file.
@@ -42,8 +49,10 @@ def doctor(runs: Runs = RUNS, verify: tuple[Path, ...] = ()) -> None:
             checksums that were saved with them: folders of stages, of runs, or of many runs, such as a row's.
     """
     check_runs(runs)
-    if not verify:
+    if verify is None:
         examine(runs)
+    elif not verify:
+        raise SettingError("--verify: name one or more folders of stages, of runs, or of many runs")
     elif find_damage(verify):
         sys.exit(EXIT_CODES["failed"])
 
@@ -124,7 +133,9 @@ def find_damage(folders: Sequence[Path]) -> int:
     A folder is that of a stage, of a run or of many, whose pre-trainings may be elsewhere; SettingError if it
     holds nothing to check. A run that cannot be read, so that they are not known, counts as damaged.
     """
-    bad, seen = 0, set()
+    if missing := [str(folder) for folder in folders if not folder.is_dir()]:
+        raise SettingError(f"--verify: there is no folder {', '.join(missing)}; name one of runs")
+    bad, seen = 0, set[Path]()
     for folder in folders:
         parents, unreadable = [*_parents(folder)], []
         for run in run_folders(folder):
@@ -134,22 +145,22 @@ def find_damage(folders: Sequence[Path]) -> int:
                 unreadable.append(error)
                 print(error, flush=True)
         bad += len(unreadable)
-        steps = [(parent, *step) for parent in parents for step in manifest.steps(parent).items()]
+        steps = {path: step for parent in parents for step, path in manifest.steps(parent).items()}
         counts = sorted(folder.rglob(COUNTS_FILE))
         if not steps and not counts and not unreadable:
             raise SettingError(f"{folder} holds no checkpoint; name the folder of a run, or of many")
-        for path in counts:
-            fault = None if matches_checksum(path) else "does not fit its checksum"
-            print(f"{path}  {path.stat().st_size / 1e6:.1f} MB  {fault or 'good'}", flush=True)
-            bad += fault is not None
-        for parent, step, path in steps:
-            if (parent.resolve(), step) in seen:
+        for path in (*counts, *steps):
+            if path.resolve() in seen:
                 continue
-            seen.add((parent.resolve(), step))
-            fault, size = manifest.find_damage(path, step), 0
+            seen.add(path.resolve())
+            if path in steps:
+                fault = manifest.find_damage(path, steps[path])
+            else:
+                fault = None if matches_checksum(path) else "does not fit its checksum"
+            size = 0
             with suppress(OSError):
-                size = sum(file.lstat().st_size for file in path.rglob("*"))
-            if path.is_dir():  # a run in progress has not deleted it meanwhile
+                size = sum(file.lstat().st_size for file in (path, *path.rglob("*")))
+            if path.exists():  # a run in progress has not deleted it meanwhile
                 print(f"{path}  {size / 1e6:.1f} MB  {fault or 'good'}", flush=True)
                 bad += fault is not None
     return bad

@@ -18,7 +18,7 @@ from experiments.entries.entry import Entry, check_budget, load_entry
 from experiments.entries.tracks import TRACKS
 from experiments.study.paths import check_runs
 from lm.config.base import SettingError
-from lm.files import atomic_folder
+from lm.files import atomic_folder, write
 from lm.train.runtime.records import current_commit
 
 
@@ -42,8 +42,11 @@ def entry_run(
     from experiments.entries.verify import check_distribution, summary_of
 
     check_runs(runs)
+    path = out or file.with_suffix(SUFFIX)
+    if not path.name.endswith(SUFFIX):
+        raise SettingError(f"--out {path} should end in {SUFFIX}, by which lm entry table finds archives")
     entry, options = load_entry(file), Options(rules.RULES.scale, runs)
-    track, path = TRACKS[entry.track], out or file.with_suffix(SUFFIX)
+    track = TRACKS[entry.track]
     if path.exists():
         raise SettingError(
             f"{path} is there already: --out NAME{SUFFIX} writes another archive; or delete it first"
@@ -122,7 +125,7 @@ def drawn_seed(home: Path, count: int) -> int:
     """Return the seed that is trained again: drawn once, and kept in the folder of the verification."""
     drawn = home / "seed.txt"
     if not drawn.exists():
-        drawn.write_text(str(secrets.randbelow(count)))
+        write(drawn, str(secrets.randbelow(count)))
     return int(drawn.read_text())
 
 
@@ -145,7 +148,10 @@ def entry_table(folder: Path, /, out: Path | None = None) -> None:
         read_entries,
         table_sheet,
     )
+    from experiments.figures.draw import check_format
 
+    picture = out or folder / "records.png"
+    check_format(picture)
     tracks = compare_tracks(read_entries(folder))
     for name, track in TRACKS.items():
         if name in tracks:
@@ -158,7 +164,6 @@ def entry_table(folder: Path, /, out: Path | None = None) -> None:
         highlight=False,
     )
     show_sheet("Origin", origin_sheet([entry for each in tracks.values() for entry in each]))
-    picture = out or folder / "records.png"
     draw_records(tracks, picture)
     print_line(f"picture: {picture}")
 

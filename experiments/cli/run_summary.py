@@ -22,7 +22,7 @@ from experiments.study.overrides import effective_overrides, overrides_of
 from experiments.study.paths import row_folder, run_folder, seed_folders
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import REGISTRY, TABLES, build, equal_rows
-from experiments.study.scales import SCALES
+from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_arguments
 from lm.config.base import SettingError
 from lm.data.corpus.shards import iter_documents
@@ -223,7 +223,7 @@ def report_command(name: str, experiment: Experiment, folder: Path) -> str:
     scale_folder, plain = _scale_folder(name, folder)
     runs, scale = scale_folder.parent, scale_folder.name
     words = ["report", REGISTRY[name].table]
-    if scale != "nano":
+    if scale != DEFAULT_SCALE:
         words += ["--scale", scale]
     if folder.parent != plain:
         overrides = overrides_of(name, scale, experiment)
