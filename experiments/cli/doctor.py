@@ -61,7 +61,12 @@ def examine(runs: Path) -> None:
     """Print devices, versions, the data found and the free disk space."""
     import jax
 
-    devices, cache, root = jax.devices(), runs / "cache", runs.resolve()
+    try:
+        devices, cache, root = jax.devices(), runs / "cache", runs.resolve()
+    except (AssertionError, RuntimeError) as error:  # the first for cuda without its plugin
+        asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r}"
+        mend = "Try: JAX_PLATFORMS=cpu lm doctor"
+        raise SettingError(f"jax starts no device with {asked} ({error!r}). {mend}") from error
     memory = (devices[0].memory_stats() or {}).get("bytes_limit")
     free = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists())).free / 2**30
     kind = f"{len(devices)} × {devices[0].device_kind}, backend {jax.default_backend()}"
@@ -133,9 +138,10 @@ def find_damage(folders: Sequence[Path]) -> int:
     A folder is that of a stage, of a run or of many, whose pre-trainings may be elsewhere; SettingError if it
     holds nothing to check. A run that cannot be read, so that they are not known, counts as damaged.
     """
-    if missing := [str(folder) for folder in folders if not folder.is_dir()]:
-        raise SettingError(f"--verify: there is no folder {', '.join(missing)}; name one of runs")
-    bad, seen = 0, set[Path]()
+    for folder in folders:  # before the first of them is read, which may take minutes
+        if not folder.is_dir():
+            raise SettingError(f"--verify: there is no folder {folder}; name that of a run, or of many")
+    damaged, seen = 0, set[Path]()
     for folder in folders:
         parents, unreadable = [*_parents(folder)], []
         for run in run_folders(folder):
@@ -144,7 +150,7 @@ def find_damage(folders: Sequence[Path]) -> int:
             except SettingError as error:
                 unreadable.append(error)
                 print(error, flush=True)
-        bad += len(unreadable)
+        damaged += len(unreadable)
         steps = {path: step for parent in parents for step, path in manifest.steps(parent).items()}
         counts = sorted(folder.rglob(COUNTS_FILE))
         if not steps and not counts and not unreadable:
@@ -162,18 +168,18 @@ def find_damage(folders: Sequence[Path]) -> int:
                 size = sum(file.lstat().st_size for file in (path, *path.rglob("*")))
             if path.exists():  # a run in progress has not deleted it meanwhile
                 print(f"{path}  {size / 1e6:.1f} MB  {fault or 'good'}", flush=True)
-                bad += fault is not None
-    return bad
+                damaged += fault is not None
+    return damaged
 
 
 def _parents(folder: Path) -> Iterator[Path]:
     """Yield the folders with checkpoints at or below ``folder``."""
     if manifest.steps(folder):
         yield folder
-    for up, names, _ in os.walk(folder):
+    for parent, names, _ in os.walk(folder):
         if "checkpoints" in names:
             names.remove("checkpoints")
-            yield Path(up, "checkpoints")
+            yield Path(parent, "checkpoints")
 
 
 def _shared_parents(run: Path, folder: Path) -> list[Path]:

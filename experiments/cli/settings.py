@@ -365,7 +365,7 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
         beside = [each.name for each in path.absolute().parent.glob("*") if each.suffix in (".toml", ".json")]
         raise SettingError(f"--config {path} is not there{did_you_mean(path.name, beside)}")
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
         if path.suffix == ".toml":
             nested = tomllib.loads(text)
         else:

@@ -252,6 +252,8 @@ def test_a_file_of_settings_changes_what_it_names_and_options_win(tmp_path, caps
     row = build(ROW, "nano")
     found = read_config(tmp_path / "a.toml", [row], {})
     assert found == {"pretraining.steps": 7, "model.mlp.d_ff": 96, "model.dropout": 0.1}
+    (tmp_path / "marked.toml").write_text((tmp_path / "a.toml").read_text(), "utf-8-sig")
+    assert read_config(tmp_path / "marked.toml", [row], {}) == found
     (tmp_path / "a.json").write_text(json.dumps({"data": {"held_out_lengths": [1, 2]}, "seed": 0}))
     assert read_config(tmp_path / "a.json", [row], {}) == {"data.held_out_lengths": (1, 2)}
     words = ["show", ROW, "--diff", "--config", str(tmp_path / "a.toml"), "--model.dropout", "0.2"]
