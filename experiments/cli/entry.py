@@ -83,18 +83,13 @@ def entry_verify(archive: Path, /, all_seeds: bool = False, runs: Runs = RUNS) -
         all_seeds: Train every seed again, as for a record that was made on another kind of machine.
     """
     from experiments.entries.archive import SOURCE, read_archive, seed_score  # with jax
-    from experiments.entries.verify import (
-        check_archive,
-        check_distribution,
-        check_same_data,
-        compare_again,
-    )
+    from experiments.entries.verify import check_archive, check_distribution, check_same_data, compare_again
 
     check_runs(runs)
     sealed = read_archive(archive)
-    visible = archive.with_name(f"{sealed.name}.py")
-    if visible.exists() and visible.read_bytes() != sealed.files[SOURCE]:
-        raise SettingError(f"{visible} is not the file in {archive}: it should be the same, to be read")
+    beside = archive.with_name(f"{sealed.name}.py")
+    if beside.exists() and beside.read_bytes() != sealed.files[SOURCE]:
+        raise SettingError(f"{beside} is not the file in {archive}: it should be the same, to be read")
     home = runs / "verified" / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
     home.mkdir(parents=True, exist_ok=True)
     if (runs / "cache").exists() and not (home / "cache").exists():  # the text is made once for all
@@ -196,17 +191,18 @@ def prepare_text(run: RowRun, options: Options, source: bytes) -> None:
     from lm.data.documentation.corpus import prepare_sets, recorded_digest
 
     prepare_sets(options.cache, report=print_line)
-    found, due = recorded_digest(options.cache), rules.RULES.text
-    if found != due:
+    found, expected = recorded_digest(options.cache), rules.RULES.text
+    if found != expected:
         raise SettingError(
-            f"{options.cache} has the text {found[:12]}, and entries learn {due[:12]}: choose other --runs"
+            f"{options.cache} has the text {found[:12]}, and entries learn {expected[:12]}: choose other "
+            "--runs"
         )
     held_out = corpus_shards(run.experiment.data.corpus, "validation", options.cache)
     check_brings_no_text(source, iter_documents(held_out))
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Give a file a second name; copy it where the file system does not."""
+    """Link ``target`` to a file, or copy the file where the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:
