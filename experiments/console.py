@@ -154,7 +154,7 @@ class Listing(Grid):
 def listing(*heads: str, title: str | None = None) -> Listing:
     """Return a table for texts; no name in the first column is wrapped while the others have room."""
     columns = [Column(escape(head), overflow="fold") for head in heads]
-    return Listing(*columns, title=title, title_justify="left")
+    return Listing(*columns, title=title and escape(title), title_justify="left")
 
 
 def show_listing(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:

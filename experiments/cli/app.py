@@ -109,12 +109,12 @@ def without_similar(error: str, lines: Sequence[str]) -> str:
         if text and set(text) <= set("─-╰╯"):
             parts.append([])
         parts[-1].append(line)
-    texts = ["".join(part) for part in parts]
-    return "".join(
-        text
-        for text in texts
-        if not (found := SIMILAR.search(text)) or found[1].replace("_", "-") not in explained
-    )
+    kept = ""
+    for part in map("".join, parts):
+        found = SIMILAR.search(part)
+        if found is None or found[1].replace("_", "-") not in explained:
+            kept += part
+    return kept
 
 
 def error_hints(error: str, words: Sequence[str], name: str) -> Iterator[str]:
@@ -137,9 +137,9 @@ def error_hints(error: str, words: Sequence[str], name: str) -> Iterator[str]:
                 yield f"{word}: did you mean --topology {word}?"
             else:
                 usage = positional_names(function_of(name))
-                hint = "; for several, run it once for each, or name a pattern such as 't5/*'" * (
-                    "PATTERN" in usage
-                )
+                hint = ""
+                if "PATTERN" in usage:
+                    hint = "; for several, run it once for each, or name a pattern such as 't5/*'"
                 yield f"{word}: one word too many: lm {name}{usage} [OPTIONS]{hint}"
 
 
@@ -159,8 +159,7 @@ def unrecognized(error: str) -> set[str]:
 def function_of(name: str) -> Callable[..., Any]:
     """Import and return the function of a command, or the class of a figure of ``lm draw``."""
     module, _, function = COMMANDS[name].place.partition(":")
-    loaded = import_module(module)
-    found: Callable[..., Any] = getattr(loaded, function)
+    found: Callable[..., Any] = getattr(import_module(module), function)
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.cli.settings import Mixture
-from experiments.console import UNBROKEN
+from experiments.console import print_line
 from experiments.runs.init_from import import_published
 from experiments.runs.paths import PRETRAINING, describe_model
 from experiments.runs.vocabulary import TOKENIZER_FOLDER, stored_vocabulary
@@ -48,12 +48,12 @@ def import_checkpoint(folder: Path, run: Path, /) -> None:
     size = sum(map(prod, shapes)) / 1e6
     _describe(json.loads(config.published), f"({size:.1f} M parameters) from {folder} into {run}")
     if lost := [name for name in NOT_KEPT if (folder / name).exists()]:
-        UNBROKEN.print(f"not kept, and not exported again: {', '.join(lost)}")
+        print_line(f"not kept, and not exported again: {', '.join(lost)}")
     if not any((phase / TOKENIZER_FOLDER).iterdir()):
-        UNBROKEN.print(f"{folder} has no tokenizer; put its files into {phase / TOKENIZER_FOLDER}")
+        print_line(f"{folder} has no tokenizer; put its files into {phase / TOKENIZER_FOLDER}")
     elif config.has_encoder and config.has_decoder:
         if why := stored_vocabulary(phase, experiment).unusable_sentinels:
-            UNBROKEN.print(f"its gaps are not filled, since the vocabulary has no sentinels: {why}")
+            print_line(f"its gaps are not filled, since the vocabulary has no sentinels: {why}")
 
 
 def _describe(published: dict[str, Any], what: str) -> None:
@@ -63,12 +63,12 @@ def _describe(published: dict[str, Any], what: str) -> None:
     from lm.convert.known_fields import unknown_fields
 
     kind = published["model_type"]
-    UNBROKEN.print(f"imported {kind} {what}")
+    print_line(f"imported {kind} {what}")
     if has_head(published):
         kept = f"{published['architectures'][0]} has a head, which is not read: only the model below it"
-        UNBROKEN.print(kept)
+        print_line(kept)
     if unknown := unknown_fields(published, PUBLISHED[kind]):
-        UNBROKEN.print(f"not read from config.json: {', '.join(unknown)}; an export writes it again")
+        print_line(f"not read from config.json: {', '.join(unknown)}; an export writes it again")
 
 
 def export_checkpoint(
@@ -125,7 +125,7 @@ def export_checkpoint(
     length = stage.settings.tuning.inputs_length
     convert.save(model, folder, labels=labels, max_length=length, beside=files)
     which = describe_model(run, stage.name, models, unfinished=stage.progress_if_unfinished)
-    UNBROKEN.print(f"exported to {folder}: the {what} of {which}")
+    print_line(f"exported to {folder}: the {what} of {which}")
 
 
 def tokenizer_of_text(stage: "NetworkStage") -> dict[str, bytes]:

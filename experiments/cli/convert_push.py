@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.console import UNBROKEN
+from experiments.console import print_line
 from experiments.runs.init_from import CONFIG, first_line, import_hub
 from experiments.runs.paths import SETTINGS
 from lm.config.base import SettingError, read_object
@@ -50,9 +50,9 @@ def push_checkpoint(
     count = f"{len(files)} files ({sum(files.values()) / 1e6:.1f} MB)"
     if dry_run:
         for name, size in files.items():
-            UNBROKEN.print(f"{size:>15,} bytes  {name}", markup=False)
+            print_line(f"{size:>15,} bytes  {name}")
         kind = "private repository" if private else "repository"
-        UNBROKEN.print(f"would upload {count} to the {kind} {repo}, branch {revision}", markup=False)
+        print_line(f"would upload {count} to the {kind} {repo}, branch {revision}")
         return
     api = hub_api()
     try:
@@ -77,7 +77,7 @@ def push_checkpoint(
             f"{repo} is public, and --private was given: nothing was uploaded; make it private at "
             f"{address}/settings, or name another repository"
         )
-    UNBROKEN.print(f"uploaded {count} to {address}", markup=False)
+    print_line(f"uploaded {count} to {address}")
 
 
 def exported_files(folder: Path) -> dict[str, int]:

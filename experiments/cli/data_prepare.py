@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, given_changes
-from experiments.console import RUNS, UNBROKEN
+from experiments.console import RUNS, UNBROKEN, print_line
 from experiments.processes.jobs import cores
 from experiments.processes.progress import duration
 from experiments.runs.phases import tokens_of_text
@@ -46,8 +46,8 @@ def data_prepare(
     """
     check_runs(runs)
     for name, value in (("tokens", tokens), ("workers", workers)):
-        if not 0 <= value < inf:
-            raise SettingError(f"--{name} {value} should be 0 or a positive number")
+        if value and not 1 <= value < inf:
+            raise SettingError(f"--{name} {value} should be 0, or a finite number from 1 on")
     changes = given_changes([row], scale, settings, config, "", runs)
     prepare_corpus(build(row, scale, changes), runs / "cache", tokens, workers or cores(), check)
 
@@ -71,23 +71,20 @@ def prepare_corpus(experiment: Experiment, cache: Path, tokens: float, workers: 
     from experiments.runs.prepare import prepare
 
     cache.mkdir(parents=True, exist_ok=True)
-    prepared = prepare(without_tasks(experiment), cache, UNBROKEN.print)
+    prepared = prepare(without_tasks(experiment), cache, print_line)
     streams = training_streams(experiment, prepared)
-    wanted = int(tokens) or (
-        unique_tokens(experiment) if experiment.data.repeats else tokens_of_text(experiment)
-    )
-    cost = estimate_cost(streams, wanted)
+    of_row = unique_tokens if experiment.data.repeats else tokens_of_text
+    cost = estimate_cost(streams, int(tokens) or of_row(experiment))
     read, kept = (_size(number) for number in (cost.bytes_read, cost.bytes_written))
     time = duration(cost.core_seconds / workers)
     processes = f"{workers} process" + "es" * (workers > 1)
-    UNBROKEN.print(
-        f"about {cost.tokens:,} tokens: {read} of files to read, {kept} to keep, {time} with {processes}"
-    )
-    UNBROKEN.print(f"kept in {streams.corpus.folder}")
+    files = f"{read} of files to read, {kept} to keep"
+    print_line(f"about {cost.tokens:,} tokens: {files}, {time} with {processes}")
+    print_line(f"kept in {streams.corpus.folder}")
     if check:
         return
     with Progress(console=UNBROKEN) as progress:
         bar = progress.add_task("windows", total=None)
         elsewhere = pretokenize(streams, cost.bytes_read, workers, lambda n: progress.update(bar, advance=n))
     if elsewhere:
-        UNBROKEN.print(f"{len(elsewhere)} parts are being tokenized by other processes or machines")
+        print_line(f"{len(elsewhere)} parts are being tokenized by other processes or machines")

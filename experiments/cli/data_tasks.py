@@ -26,8 +26,8 @@ def data_tasks(pattern: str = "*", /, runs: Runs = RUNS) -> None:
     tasks = [task for task in (*TASKS.values(), *LABELLED.values()) if fnmatch(task.name, pattern)]
     if not tasks:
         raise SettingError(f"no task matches {pattern!r}{did_you_mean(pattern, {*TASKS, *LABELLED})}")
-    heads = ("task", "answered", "column", "metrics", "data set", "train", "validation")
-    sheet: Sheet = {head: [] for head in heads}
+    headings = ("task", "answered", "column", "metrics", "data set", "train", "validation")
+    sheet: Sheet = {head: [] for head in headings}
     for task in tasks:
         folder = tfds.newest_version(task.source, "*.*.*", cache)
         sizes = tfds.split_sizes(folder) if folder else None  # read without TFDS
@@ -37,7 +37,7 @@ def data_tasks(pattern: str = "*", /, runs: Runs = RUNS) -> None:
         how = f"by a head: {task.kind}" if isinstance(task, LabelledTask) else "in words"
         counts = [_row_count(sizes, split) for split in (task.train, task.validation)]
         texts = (task.name, how, task.column or "–", metrics, task.source, *counts)
-        for head, text in zip(heads, texts, strict=True):
+        for head, text in zip(headings, texts, strict=True):
             sheet[head].append(Cell(text))
     show_sheet("Tasks", sheet)
     documentation = {name for name in missing if name.startswith("documentation/")}
@@ -50,7 +50,7 @@ def data_tasks(pattern: str = "*", /, runs: Runs = RUNS) -> None:
 
 
 def _row_count(sizes: Mapping[str, int] | None, split: str | None) -> str:
-    """The rows of a split, such as ``validation_matched+validation_mismatched``."""
+    """Return the number of rows of a split, such as ``validation_matched+validation_mismatched``."""
     if sizes is None:
         return "not prepared"
     if split is None:

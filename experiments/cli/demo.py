@@ -76,18 +76,18 @@ def demo(*, text: Path | None = None, runs: Runs = RUNS) -> None:
     curves = read_curves([result], warn=lambda line: None)
     UNBROKEN.print(f"\n[bold]A decoder of {result.parameters:,} parameters after {STEPS:,} steps[/]")
     for line in (*sample.lines(), *loss_lines(result, decoder.experiment, curves)):
-        UNBROKEN.print(line, markup=False)
+        print_line(line)
     read = read_text(open_run(decoder.folder, stages_of(decoder.folder)), sample.prompt)
     save_figure(draw_heads(read, HEADS), decoder.folder / PICTURE)
-    UNBROKEN.print(f"where {HEADS} of its heads look: {decoder.folder / PICTURE}\n", markup=False)
+    print_line(f"where {HEADS} of its heads look: {decoder.folder / PICTURE}\n")
     if text is not None:
-        UNBROKEN.print(f"The table of the T5 paper is of the built-in text, not of {text}:\n", markup=False)
+        print_line(f"The table of the T5 paper is of the built-in text, not of {text}:\n")
     command = shlex.join(sweep_argv(TABLE, SEEDS, {}, options))
     print_report([TABLES[TABLE]], SCALE, (str(runs),), command=command)
     UNBROKEN.print("\nTry:")
     prompt = PROMPT if text is None else sample.prompt
     for line in suggestions(decoder.folder, prompt, runs):
-        UNBROKEN.print(f"  {line}", markup=False)
+        print_line(f"  {line}")
 
 
 def decoder_changes(text: Path | None) -> Overrides:

@@ -9,7 +9,9 @@ from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
+import tyro
 from rich.markup import escape
 
 from experiments.cli.settings import Runs
@@ -29,7 +31,12 @@ from lm.train.runtime import manifest
 CUDA_PLUGIN = "jax_cuda13_plugin"  # what the extra [gpu] installs
 
 
-def doctor(runs: Runs = RUNS, verify: tuple[Path, ...] = ()) -> None:
+def doctor(
+    runs: Runs = RUNS,
+    verify: Annotated[
+        tuple[Path, ...] | None, tyro.conf.arg(metavar="PATH [PATH ...]", help_behavior_hint="")
+    ] = None,
+) -> None:
     """Show devices, versions, the data found and the free disk space; or check the files of checkpoints.
 
     The exit code is 1 if --verify finds a damaged file.
@@ -42,8 +49,10 @@ def doctor(runs: Runs = RUNS, verify: tuple[Path, ...] = ()) -> None:
             checksums that were saved with them: folders of stages, of runs, or of many runs, such as a row's.
     """
     check_runs(runs)
-    if not verify:
+    if verify is None:
         examine(runs)
+    elif not verify:
+        raise SettingError("--verify: name one or more folders of stages, of runs, or of many runs")
     elif find_damage(verify):
         sys.exit(EXIT_CODES["failed"])
 
@@ -52,7 +61,12 @@ def examine(runs: Path) -> None:
     """Print devices, versions, the data found and the free disk space."""
     import jax
 
-    devices, cache, root = jax.devices(), runs / "cache", runs.resolve()
+    try:
+        devices, cache, root = jax.devices(), runs / "cache", runs.resolve()
+    except (AssertionError, RuntimeError) as error:  # the first for cuda without its plugin
+        asked = f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')!r}"
+        mend = "Try: JAX_PLATFORMS=cpu lm doctor"
+        raise SettingError(f"jax starts no device with {asked} ({error!r}). {mend}") from error
     memory = (devices[0].memory_stats() or {}).get("bytes_limit")
     free = shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists())).free / 2**30
     kind = f"{len(devices)} × {devices[0].device_kind}, backend {jax.default_backend()}"
@@ -124,7 +138,10 @@ def find_damage(folders: Sequence[Path]) -> int:
     A folder is that of a stage, of a run or of many, whose pre-trainings may be elsewhere; SettingError if it
     holds nothing to check. A run that cannot be read, so that they are not known, counts as damaged.
     """
-    bad, seen = 0, set()
+    for folder in folders:  # before the first of them is read, which may take minutes
+        if not folder.is_dir():
+            raise SettingError(f"--verify: there is no folder {folder}; name that of a run, or of many")
+    damaged, seen = 0, set[Path]()
     for folder in folders:
         parents, unreadable = [*_parents(folder)], []
         for run in run_folders(folder):
@@ -133,36 +150,36 @@ def find_damage(folders: Sequence[Path]) -> int:
             except SettingError as error:
                 unreadable.append(error)
                 print(error, flush=True)
-        bad += len(unreadable)
-        steps = [(parent, *step) for parent in parents for step in manifest.steps(parent).items()]
+        damaged += len(unreadable)
+        steps = {path: step for parent in parents for step, path in manifest.steps(parent).items()}
         counts = sorted(folder.rglob(COUNTS_FILE))
         if not steps and not counts and not unreadable:
             raise SettingError(f"{folder} holds no checkpoint; name the folder of a run, or of many")
-        for path in counts:
-            fault = None if matches_checksum(path) else "does not fit its checksum"
-            print(f"{path}  {path.stat().st_size / 1e6:.1f} MB  {fault or 'good'}", flush=True)
-            bad += fault is not None
-        for parent, step, path in steps:
-            if (parent.resolve(), step) in seen:
+        for path in (*counts, *steps):
+            if path.resolve() in seen:
                 continue
-            seen.add((parent.resolve(), step))
-            fault, size = manifest.find_damage(path, step), 0
+            seen.add(path.resolve())
+            if path in steps:
+                fault = manifest.find_damage(path, steps[path])
+            else:
+                fault = None if matches_checksum(path) else "does not fit its checksum"
+            size = 0
             with suppress(OSError):
-                size = sum(file.lstat().st_size for file in path.rglob("*"))
-            if path.is_dir():  # a run in progress has not deleted it meanwhile
+                size = sum(file.lstat().st_size for file in (path, *path.rglob("*")))
+            if path.exists():  # a run in progress has not deleted it meanwhile
                 print(f"{path}  {size / 1e6:.1f} MB  {fault or 'good'}", flush=True)
-                bad += fault is not None
-    return bad
+                damaged += fault is not None
+    return damaged
 
 
 def _parents(folder: Path) -> Iterator[Path]:
     """Yield the folders with checkpoints at or below ``folder``."""
     if manifest.steps(folder):
         yield folder
-    for up, names, _ in os.walk(folder):
+    for parent, names, _ in os.walk(folder):
         if "checkpoints" in names:
             names.remove("checkpoints")
-            yield Path(up, "checkpoints")
+            yield Path(parent, "checkpoints")
 
 
 def _shared_parents(run: Path, folder: Path) -> list[Path]:

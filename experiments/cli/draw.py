@@ -6,8 +6,9 @@ from typing import Any
 
 from rich.markup import escape
 
-from experiments.console import UNBROKEN
+from experiments.console import UNBROKEN, print_line
 from experiments.figures import FIGURES
+from lm.config.base import SettingError
 from lm.tokenizers.tokenizer import METASPACE
 
 
@@ -46,11 +47,9 @@ def write_picture(what: str, picture: Any) -> None:
     check_format(out)
     replaces = picture.out is None and out.exists()
     save_figure(picture.figure(), out, picture.description())
-    UNBROKEN.print(f"{out}: {FIGURES[what].summary}", markup=False)
+    print_line(f"{out}: {FIGURES[what].summary}")
     if replaces:
-        UNBROKEN.print(
-            f"It takes the place of the {out} that was here; --out NAME.png keeps both.", markup=False
-        )
+        print_line(f"It takes the place of the {out} that was here; --out NAME.png keeps both.")
 
 
 def neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage: str = "") -> None:
@@ -65,8 +64,11 @@ def neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage: str 
         stage: Stage whose embedding is used; by default skip-gram's if the run has it, else that of
             the run's model.
     """
-    from experiments.runs.stages import stages_of
+    from experiments.runs.stages import stages_of  # with jax
     from experiments.runs.trained import embedding_of, networks
+
+    if count < 1:
+        raise SettingError(f"--count {count} should be at least 1")
 
     stages = {each.name: each for each in networks(stages_of(run))}
     vectors, which = embedding_of(run, stages, stage)

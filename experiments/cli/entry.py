@@ -18,7 +18,7 @@ from experiments.entries.entry import Entry, check_budget, load_entry
 from experiments.entries.tracks import TRACKS
 from experiments.study.paths import check_runs
 from lm.config.base import SettingError
-from lm.files import atomic_folder
+from lm.files import atomic_folder, write
 from lm.train.runtime.records import current_commit
 
 
@@ -42,8 +42,11 @@ def entry_run(
     from experiments.entries.verify import check_distribution, summary_of
 
     check_runs(runs)
+    path = out or file.with_suffix(SUFFIX)
+    if not path.name.endswith(SUFFIX):
+        raise SettingError(f"--out {path} should end in {SUFFIX}, by which lm entry table finds archives")
     entry, options = load_entry(file), Options(rules.RULES.scale, runs)
-    track, path = TRACKS[entry.track], out or file.with_suffix(SUFFIX)
+    track = TRACKS[entry.track]
     if path.exists():
         raise SettingError(
             f"{path} is there already: --out NAME{SUFFIX} writes another archive; or delete it first"
@@ -80,18 +83,13 @@ def entry_verify(archive: Path, /, all_seeds: bool = False, runs: Runs = RUNS) -
         all_seeds: Train every seed again, as for a record that was made on another kind of machine.
     """
     from experiments.entries.archive import SOURCE, read_archive, seed_score  # with jax
-    from experiments.entries.verify import (
-        check_archive,
-        check_distribution,
-        check_same_data,
-        compare_again,
-    )
+    from experiments.entries.verify import check_archive, check_distribution, check_same_data, compare_again
 
     check_runs(runs)
     sealed = read_archive(archive)
-    visible = archive.with_name(f"{sealed.name}.py")
-    if visible.exists() and visible.read_bytes() != sealed.files[SOURCE]:
-        raise SettingError(f"{visible} is not the file in {archive}: it should be the same, to be read")
+    beside = archive.with_name(f"{sealed.name}.py")
+    if beside.exists() and beside.read_bytes() != sealed.files[SOURCE]:
+        raise SettingError(f"{beside} is not the file in {archive}: it should be the same, to be read")
     home = runs / "verified" / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
     home.mkdir(parents=True, exist_ok=True)
     if (runs / "cache").exists() and not (home / "cache").exists():  # the text is made once for all
@@ -122,7 +120,7 @@ def drawn_seed(home: Path, count: int) -> int:
     """Return the seed that is trained again: drawn once, and kept in the folder of the verification."""
     drawn = home / "seed.txt"
     if not drawn.exists():
-        drawn.write_text(str(secrets.randbelow(count)))
+        write(drawn, str(secrets.randbelow(count)))
     return int(drawn.read_text())
 
 
@@ -145,7 +143,10 @@ def entry_table(folder: Path, /, out: Path | None = None) -> None:
         read_entries,
         table_sheet,
     )
+    from experiments.figures.draw import check_format
 
+    picture = out or folder / "records.png"
+    check_format(picture)
     tracks = compare_tracks(read_entries(folder))
     for name, track in TRACKS.items():
         if name in tracks:
@@ -158,7 +159,6 @@ def entry_table(folder: Path, /, out: Path | None = None) -> None:
         highlight=False,
     )
     show_sheet("Origin", origin_sheet([entry for each in tracks.values() for entry in each]))
-    picture = out or folder / "records.png"
     draw_records(tracks, picture)
     print_line(f"picture: {picture}")
 
@@ -191,17 +191,18 @@ def prepare_text(run: RowRun, options: Options, source: bytes) -> None:
     from lm.data.documentation.corpus import prepare_sets, recorded_digest
 
     prepare_sets(options.cache, report=print_line)
-    found, due = recorded_digest(options.cache), rules.RULES.text
-    if found != due:
+    found, expected = recorded_digest(options.cache), rules.RULES.text
+    if found != expected:
         raise SettingError(
-            f"{options.cache} has the text {found[:12]}, and entries learn {due[:12]}: choose other --runs"
+            f"{options.cache} has the text {found[:12]}, and entries learn {expected[:12]}: choose other "
+            "--runs"
         )
     held_out = corpus_shards(run.experiment.data.corpus, "validation", options.cache)
     check_brings_no_text(source, iter_documents(held_out))
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Give a file a second name; copy it where the file system does not."""
+    """Link ``target`` to a file, or copy the file where the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:

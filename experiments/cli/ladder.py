@@ -40,9 +40,10 @@ def ladder(
     if out and len(tables) > 1:
         names = ", ".join(table.name for table in tables)
         raise SettingError(f"--out {out} is one picture: name one of the tables {names}, or leave it out")
+    if out:
+        check_format(out)
     for comparison in compare_tables(tables, scale, runs, {}, print_line):
         picture = out or Path(f"{comparison.table.name.replace('/', '-')}.png")
-        check_format(picture)
         found = ladders(comparison)
         for title, sheet in ladder_sheets(found).items():
             show_sheet(title, sheet)

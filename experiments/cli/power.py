@@ -55,7 +55,7 @@ def power(
                     "corpus, or fine-tune them on tasks (tuning.mixtures)"
                 )
             noises = {group: measure_noise(comparison, group) for group in comparison.groups}
-        except SettingError as error:  # a reason to end only for the last of the tables
+        except SettingError as error:  # a reason to end only if there is no other table
             if len(comparisons) == 1:
                 raise
             print_line(str(error))

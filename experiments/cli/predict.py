@@ -1,4 +1,4 @@
-"""Run ``lm predict`` and ``lm embed``: apply a head to each line of a file, and make vectors of texts."""
+"""``lm predict`` and ``lm embed``: what a head says of each line of a file, and vectors of texts."""
 
 import json
 import shlex
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.cli.settings import Mixture
-from experiments.console import UNBROKEN
+from experiments.console import print_line
 from lm.config.base import SettingError
 from lm.files import atomic_file, check_characters, split_lines
 
-TABLE_ENDINGS = (".csv", ".tsv", ".parquet", ".json")  # endings of files of columns, whose lines are no texts
+TABLE_ENDINGS = (".csv", ".tsv", ".parquet", ".json")  # of files whose lines are no texts
 
 if TYPE_CHECKING:  # with jax
     from lm.notebook import TrainableModel
@@ -77,16 +77,18 @@ def embed(run: Path, file: Path | None = None, /, *, out: Path, mixture: Mixture
         vectors = open_model(run, mixture).embed(texts)
     with atomic_file(out) as opened:
         np.save(opened, vectors)
-    UNBROKEN.print(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]:,} numbers", highlight=False)
+    print_line(f"{out}: {len(vectors):,} vectors of {vectors.shape[1]:,} numbers")
 
 
 @contextmanager
 def warnings_in_a_line() -> Iterator[None]:
     """Print warnings on the standard error in a line each, without the place in the code."""
     with warnings.catch_warnings(record=True) as caught:
-        yield
-    for warning in caught:
-        print(warning.message, file=sys.stderr)
+        try:
+            yield
+        finally:
+            for warning in caught:
+                print(warning.message, file=sys.stderr)
 
 
 def open_model(run: Path, mixture: str) -> "TrainableModel":
@@ -133,12 +135,13 @@ def read_lines(file: Path | None) -> list[Any]:
         mend = 'give a file of one text per line, or a .jsonl file of "..." or {"text": ...} per line'
         raise SettingError(f"{name} is a table: {mend}")
     try:
-        lines = split_lines(sys.stdin.read() if file is None else file.read_text("utf-8-sig"))
+        text = sys.stdin.read().removeprefix("\ufeff") if file is None else file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SettingError(f"{name} cannot be read as text in UTF-8: save it so ({error})") from error
     except OSError as error:
         mend = "; give one file" if file is not None and file.is_dir() else ""
         raise SettingError(f"{name} cannot be read: {error.strerror}{mend}") from error
+    lines = split_lines(text)
     while lines and not lines[-1].strip():
         lines.pop()
     texts: list[Any] = []
@@ -158,6 +161,8 @@ def read_lines(file: Path | None) -> list[Any]:
         if isinstance(value, dict) and "text" not in value:
             raise SettingError(f"{name} line {number} {no_text_field(value)}")
         texts.append(value["text"] if isinstance(value, dict) else value)
+        if texts[-1] is None:
+            raise SettingError(f"{name} line {number} has null for a text: write the text, or a blank line")
     if not texts:
         raise SettingError(f"{name} has no text: give one per line")
     return texts

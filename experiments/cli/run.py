@@ -22,6 +22,7 @@ from experiments.console import RUNS, print_line
 from experiments.processes.progress import NO_TOOLS, Tools
 from experiments.study.registry import build
 from experiments.study.scales import DEFAULT_SCALE
+from lm.config.base import SettingError
 
 
 def run(
@@ -55,6 +56,8 @@ def run(
         check: Only check settings, data, vocabulary and folder, preparing data where needed; train nothing.
     """
     del restart  # run_with_restarts has read it before this command was parsed
+    if check and dry_run:
+        raise SettingError("--check prepares data and --dry-run prepares nothing: choose one")
     changes = given_changes([row], scale, settings, config, start, runs)
     check_name(runs, name)
     options = Options(scale, runs, allow, start, tools)

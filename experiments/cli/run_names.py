@@ -18,6 +18,8 @@ from experiments.study.scales import SCALES
 from lm.config.base import SettingError, did_you_mean
 
 LAST = "last"  # the run that `lm run` trained or looked up last
+# options whose values are texts, in which @ may begin a word
+TEXT_OPTIONS = ("--prompt", "--text", "--other", "--words", "--commit-message")
 _NAME = re.compile(r"@(\w[\w.+-]*)", re.ASCII)
 
 
@@ -80,8 +82,8 @@ def names_of(folder: Path, runs: Path) -> list[str]:
 def resolve_names(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with the folder of a run in place of each ``@NAME``.
 
-    The folder of runs is that of ``--runs`` if it is among the words. The texts behind ``--prompt`` and
-    ``--text`` stay as they are. SettingError for a name of no run, or of a run that was deleted.
+    The folder of runs is that of ``--runs`` if it is among the words. The texts behind TEXT_OPTIONS stay as
+    they are. SettingError for a name of no run, or of a run that was deleted.
     """
     runs = RUNS
     for word, following in zip(words, [*words[1:], ""], strict=True):
@@ -92,7 +94,7 @@ def resolve_names(words: Sequence[str]) -> list[str]:
     resolved, in_texts = [], False
     for word in words:
         if word.startswith("--"):
-            in_texts = word in ("--prompt", "--text")
+            in_texts = word.replace("_", "-") in TEXT_OPTIONS
         resolved.append(word if in_texts else _resolve(word, runs))
     return resolved
 

@@ -102,7 +102,7 @@ def is_up_to_date(run: RowRun, options: Options) -> bool:
 
 
 def check_data(run: RowRun, options: Options, say: Callable[[str], object]) -> None:
-    """SettingError if the finished run was trained or scored on other data than there are now."""
+    """Raise SettingError if the finished run was trained or scored on other data than there are now."""
     from experiments.runs.sources import Sources
     from experiments.runs.stages import stages
 

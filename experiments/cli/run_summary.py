@@ -22,7 +22,7 @@ from experiments.study.overrides import effective_overrides, overrides_of
 from experiments.study.paths import row_folder, run_folder, seed_folders
 from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import REGISTRY, TABLES, build, equal_rows
-from experiments.study.scales import SCALES
+from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_arguments
 from lm.config.base import SettingError
 from lm.data.corpus.shards import iter_documents
@@ -88,7 +88,9 @@ def chance_score(task: str, best: Mapping[str, Any]) -> float | None:
     metrics = {name for name in known.metrics if name not in known.unscored_metrics}
     if metrics <= CORRELATIONS:
         return 0.0
-    return 100 / len(known.labels) if known.labels and metrics == {"accuracy"} else None
+    if known.labels and metrics == {"accuracy"}:
+        return 100 / len(known.labels)
+    return None
 
 
 def loss_lines(result: Result, experiment: Experiment, curves: Curves) -> Iterator[str]:
@@ -169,28 +171,28 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
     scale_folder, _ = _scale_folder(name, folder)
     run, counts = shlex.quote(shortest_name(folder, scale_folder.parent)), experiment.counts.model
     if counts == "ngram":
-        look = f"{lm} generate {run} --prompt {prompt} --temperature 1"
+        use = f"{lm} generate {run} --prompt {prompt} --temperature 1"
     elif counts != "none":
-        look = f"{lm} show {name}"
+        use = f"{lm} show {name}"
     elif experiment.finetuning.steps and any(map(is_task_file, experiment.tuning.heads[:1])):
-        look = f"echo 'one text per line' | {lm} predict {run}"
+        use = f"echo 'one text per line' | {lm} predict {run}"
         if tags_words(experiment.tuning.heads[0]):  # which are given as lists, and not as lines
-            look = f"""echo '["one","word","each"]' > words.jsonl && {lm} predict {run} words.jsonl"""
+            use = f"""echo '["one","word","each"]' > words.jsonl && {lm} predict {run} words.jsonl"""
     elif experiment.tuning.heads and not experiment.pretraining.steps:
-        look = f"{lm} eval tasks {run} {shlex.quote(experiment.tuning.heads[0])}"
+        use = f"{lm} eval tasks {run} {shlex.quote(experiment.tuning.heads[0])}"
     elif experiment.model.has_decoder:
         mixtures = experiment.tuning.mixtures if experiment.finetuning.steps else ()
         model = f" --mixture {shlex.quote(task_name(mixtures[0]))}" if mixtures else ""
-        look = f"{lm} generate {run}{model} --prompt {prompt}"
+        use = f"{lm} generate {run}{model} --prompt {prompt}"
     else:
-        look = f"{lm} generate {run} --prompt 'Paris is the [MASK] of France.'"
+        use = f"{lm} generate {run} --prompt 'Paris is the [MASK] of France.'"
     if counts == "ngram":
         picture = f"{lm} draw next {run} --text {prompt}"
     elif counts == "none" and experiment.model.has_attention_logits and experiment.model.funnel.blocks == 1:
         picture = f"{lm} draw attention {run} --text {prompt}"
     else:
         picture = f"{lm} show {name} --examples 3"
-    return look, picture, f"{lm} {report_command(name, experiment, folder)}"
+    return use, picture, f"{lm} {report_command(name, experiment, folder)}"
 
 
 def tags_words(task_file: str) -> bool:
@@ -223,7 +225,7 @@ def report_command(name: str, experiment: Experiment, folder: Path) -> str:
     scale_folder, plain = _scale_folder(name, folder)
     runs, scale = scale_folder.parent, scale_folder.name
     words = ["report", REGISTRY[name].table]
-    if scale != "nano":
+    if scale != DEFAULT_SCALE:
         words += ["--scale", scale]
     if folder.parent != plain:
         overrides = overrides_of(name, scale, experiment)

@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, suppress
 from contextvars import ContextVar
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -98,16 +98,9 @@ def options_type(paths: Iterable[str] | None = None) -> Any:
     """
     types, descriptions = dict(types_of(Experiment)), setting_descriptions(Experiment)
     defaults = HELP_DEFAULTS.get()
-    if paths is None:
-        paths = defaults
-    if paths is None:
-        paths = OPTION_PATHS.get()
-    if paths is None:
-        paths = types
     keys = {}
-    for path in paths:
-        text = descriptions.get(path, "")
-        hint = ""
+    for path in next(each for each in (paths, defaults, OPTION_PATHS.get(), types) if each is not None):
+        text, hint = descriptions.get(path, ""), ""
         if defaults is not None:
             hint = f"(default: {shown_value(defaults[path])})"
         keys[path] = Annotated[
@@ -151,7 +144,7 @@ def table_defaults(words: Sequence[str], scale: str | None) -> dict[str, Any]:
     rows: list[Row] = []
     for word in words:
         with suppress(SettingError):  # an option or its value
-            rows += find(word)
+            rows += [row for row in find(word) if not row.needs]  # which cannot be built
     values: dict[str, Any] = {path: TABLES_VALUE for path, _ in leaves(_any_experiment())}
     built = [dict(leaves(build(row.name, scale or TABLES[row.table].scale))) for row in rows]
     for path in values if built else ():
@@ -372,7 +365,7 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
         beside = [each.name for each in path.absolute().parent.glob("*") if each.suffix in (".toml", ".json")]
         raise SettingError(f"--config {path} is not there{did_you_mean(path.name, beside)}")
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
         if path.suffix == ".toml":
             nested = tomllib.loads(text)
         else:
@@ -430,11 +423,10 @@ def grid_points(grid: Sequence[str]) -> list[Overrides]:
     The blanks in a value separate the elements of a setting that takes several; a value in quotes may have
     commas.
     """
-    axes, paths = list[list[Overrides]](), list[str]()
+    axes, paths, kinds = list[list[Overrides]](), list[str](), dict(types_of(Experiment))
     for text in grid:
         path, equals, values = text.partition("=")
         path = path.removeprefix("--").replace("-", "_")
-        kinds = dict(types_of(Experiment))
         if not equals or not values.strip(","):
             raise SettingError(
                 f"--grid {text!r} should be SETTING=VALUE,VALUE, such as model.mlp.d_ff=128,256"
@@ -448,7 +440,7 @@ def grid_points(grid: Sequence[str]) -> list[Overrides]:
         if path in paths:
             raise SettingError(f"--grid {path} is there twice: give all values in one {path}=VALUE,VALUE")
         paths.append(path)
-        axes.append([_grid_value(path, value) for value in _split(path, values)])
+        axes.append([_grid_value(path, kinds[path], value) for value in _split(path, values)])
     return [{path: value for point in points for path, value in point.items()} for points in product(*axes)]
 
 
@@ -468,10 +460,10 @@ def _split(path: str, values: str) -> list[str]:
         ) from error
 
 
-def _grid_value(path: str, text: str) -> Overrides:
+def _grid_value(path: str, kind: Any, text: str) -> Overrides:
     """Return the setting as tyro reads ``text`` behind its option; a switch takes True or False."""
-    words = [f"--{path}", *text.split()]
-    if dict(types_of(Experiment))[path] is bool and text in ("True", "False"):
+    words = [f"--{path}", *(text.split() if get_origin(kind) is tuple else [text.strip()])]
+    if kind is bool and text in ("True", "False"):
         words = setting_arguments({path: text == "True"})
     try:
         with redirect_stderr(io.StringIO()) as error:

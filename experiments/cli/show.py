@@ -177,9 +177,9 @@ def show_published(
 
 def show_settings(settings: Any, title: str) -> None:
     """Print a line per setting: its value and its meaning, which is below the value in a narrow terminal."""
-    meaning, heads = setting_descriptions(type(settings)), ("value", "meaning [unit]")
+    meaning, headings = setting_descriptions(type(settings)), ("value", "meaning [unit]")
     narrow = CONSOLE.width < NARROW
-    grid = listing("setting", *[", ".join(heads)] if narrow else heads, title=title)
+    grid = listing("setting", *[", ".join(headings)] if narrow else headings, title=title)
     for path, value in leaves(settings):
         texts = escape(str(value)), escape(meaning.get(path, ""))
         grid.add_row(path, *["\n".join(filter(None, texts))] if narrow else texts)
@@ -200,15 +200,13 @@ def show_diff(row: str, scale: str, given: Overrides, others: Sequence[str], to:
         sides = other, f"{row} with the settings given" if given else row
     changed = relevant_diff(old, new)
     if not (to or others or given) and other == row:
-        CONSOLE.print(
-            f"{row} is the baseline of its table; --diff ROW compares it with another.", highlight=False
-        )
+        print_line(f"{row} is the baseline of its table; --diff ROW compares it with another.")
     else:
         _print_sides(*sides, bool(changed))
     for path, (before, after) in changed.items():
         is_rows_own = not to and not others and path not in given
         derivation = find_one(row).derivation(path) if is_rows_own else ""
-        CONSOLE.print(f"{path}: {before} → {after}{f' ({derivation})' * bool(derivation)}", highlight=False)
+        print_line(f"{path}: {before} → {after}{f' ({derivation})' * bool(derivation)}")
 
 
 def show_diff_of_runs(run: Path, others: Sequence[Path]) -> None:
@@ -295,10 +293,9 @@ def show_costs(
         )
     check_length(model, longest, "--length")
     model = changes(model, {"dtype": dtype, "attention.implementation": "auto"})
-    is_both = model.has_encoder and model.has_decoder
     found = costs(model, length, targets)
     rows = f"{length:,} tokens"
-    if is_both:
+    if model.has_encoder and model.has_decoder:
         rows = f"{inputs:,} inputs and {targets:,} targets"
     grid = listing("quantity", "value", title=f"{title}: rows of {rows}")
     grid.add_row(
@@ -352,7 +349,7 @@ def show_stages(experiment: Experiment, folder: Path, cache: Path, title: str) -
     from experiments.runs.stages import stages  # with jax
     from experiments.runs.status import saved_steps
 
-    heads, rows = ("stage", "trained on", "starts from", "steps", "saved", "folder"), []
+    headings, rows = ("stage", "trained on", "starts from", "steps", "saved", "folder"), []
     for stage in stages(experiment, folder, cache):
         data = ", ".join(
             (stage.settings.data.corpus, *stage.task_names) if stage.reads_corpus else stage.task_names
@@ -365,4 +362,4 @@ def show_stages(experiment: Experiment, folder: Path, cache: Path, title: str) -
         if stage.first_step:  # a phase counts on from the one before it
             steps = f"{stage.first_step + 1:,} to {steps}"
         rows.append((stage.name, data, parent, steps, f"{saved:,}", relative(stage.folder)))
-    show_listing(heads, rows, title)
+    show_listing(headings, rows, title)

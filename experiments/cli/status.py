@@ -158,8 +158,10 @@ def progress_of(folder: Path, runs: Path) -> Progress:
     is_imported = not begun and any(0 in manifest.steps(stage.folder / "checkpoints") for stage in stages)
     if is_imported:
         state = IMPORTED
+    elif (folder / "scores.json").exists():
+        state = "finished"
     else:
-        state = "finished" if (folder / "scores.json").exists() else state_of(last, last_written)
+        state = state_of(last, last_written)
     return Progress(
         run=name + names,
         state=state,

@@ -39,8 +39,8 @@ SYNONYMS = {  # a setting or option -> its names elsewhere
         "batch batch-size train-batch-size global-batch-size per-device-train-batch-size device-batch-size"
     ),
     "pretraining.microbatches finetuning.microbatches": (
-        "grad-accum gradient-accumulation gradient-accumulation-steps accumulate-grad-batches micro-"
-        "batch-size"
+        "grad-accum gradient-accumulation gradient-accumulation-steps accumulate-grad-batches "
+        "micro-batch-size"
     ),
     "pretraining.evaluate_every": "eval-every eval-interval eval-steps eval-freq val-check-interval",
     "pretraining.save_every finetuning.save_every": "save-steps save-interval checkpoint-every ckpt-every",
@@ -56,12 +56,12 @@ SYNONYMS = {  # a setting or option -> its names elsewhere
     "model.attention.d_kv": "d-head head-dim d-k head-size dim-head kv-channels",
     "model.d_model": "hidden-size hidden-dim width dim n-embd emb-dim embed-dim embedding-dim dmodel",
     "model.mlp.d_ff": (
-        "ffn ff d-ffn d-hidden d-inner n-inner ffn-dim mlp-dim mlp-width intermediate-size ffn-hidden-"
-        "size feed-forward-dim dim-feedforward"
+        "ffn ff d-ffn d-hidden d-inner n-inner ffn-dim mlp-dim mlp-width intermediate-size "
+        "ffn-hidden-size feed-forward-dim dim-feedforward"
     ),
     "model.mlp.activation": (
-        "activation activation-function act act-fn hidden-act nonlinearity feed-forward feed-forward-"
-        "proj gelu swiglu geglu"
+        "activation activation-function act act-fn hidden-act nonlinearity feed-forward "
+        "feed-forward-proj gelu swiglu geglu"
     ),
     "model.dropout": (
         "dropout dropout-rate dropout-p attention-dropout attn-dropout attn-pdrop resid-pdrop hidden-dropout "

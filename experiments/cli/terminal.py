@@ -12,7 +12,7 @@ SPELT |= dict(zip("×▲▼–—·•⏎│─━╭╮╰╯‘’“”", "x^
 
 
 def speak_any_encoding() -> None:
-    """From now on characters that an encoding lacks are printed as SPELT has them, or as question marks."""
+    """Print characters that an encoding lacks as SPELT has them, or as question marks, from now on."""
     codecs.register_error("spelt", _spell)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -26,20 +26,22 @@ def _spell(error: UnicodeError) -> tuple[str, int]:
 
 
 def outlive_the_reader() -> None:
-    """From now on a missing reader, such as `head` that has ended, is reported once and otherwise ignored.
+    """Report a missing reader, such as `head` that has ended, once, and go on without one from now on.
 
     For training: hours of work must not end with a pipe, and what is printed is in the run's files too.
     """
     for name, number in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         old.flush()
-        raw = io.BufferedWriter(_Outlet(number, "w", closefd=False))
+        raw = io.BufferedWriter(_FileOrNull(number, "w", closefd=False))
         at_once = old.line_buffering or old.write_through  # the second with PYTHONUNBUFFERED
         new = io.TextIOWrapper(raw, old.encoding, old.errors, line_buffering=at_once)
         setattr(sys, name, new)
 
 
-class _Outlet(io.FileIO):
+class _FileOrNull(io.FileIO):
+    """Writes to a file, or nowhere once nobody reads the pipe that it is."""
+
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)

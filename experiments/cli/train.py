@@ -15,11 +15,7 @@ from experiments.cli.run_names import LAST, name_run, other_run_with_name
 from experiments.cli.run_options import Options, RowRun, check_data, is_up_to_date, link_shared_run, row_run
 from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
 from experiments.console import print_line
-from experiments.processes.cluster import (
-    broadcast_from_first,
-    is_due_to_lost_process,
-    process_count,
-)
+from experiments.processes.cluster import broadcast_from_first, is_due_to_lost_process, process_count
 from experiments.processes.exit_codes import EXIT_CODES, PREEMPTED
 from experiments.processes.jobs import Jobs, cores
 from experiments.processes.memory import collect_garbage_rarely

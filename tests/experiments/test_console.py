@@ -31,6 +31,11 @@ def test_a_long_name_takes_no_column_from_a_table(width, capsys):
     assert [row[1:] for row in cells if row[0] and NAME.startswith(row[0])] == [["to train", "3 min 20 s"]]
 
 
+def test_a_title_is_printed_as_it_is(capsys):
+    Console(width=80).print(listing("setting", title="[old]"))
+    assert "[old]" in capsys.readouterr().out
+
+
 def test_a_name_is_whole_where_the_other_columns_have_room(capsys):
     assert sum(NAME in line for line in printed(240, capsys)) == 1
 

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from scored_runs import HEADS, run_of
 
 from experiments.__main__ import dispatch
 from experiments.cli.generate import generate
-from experiments.cli.predict import read_lines
+from experiments.cli.predict import read_lines, warnings_in_a_line
 from experiments.cli.run_names import name_run
 from experiments.figures.trained_models import check_text
 from experiments.notebook import load_run
@@ -180,6 +181,9 @@ def test_predict_prints_an_object_per_line_of_a_file_and_embed_writes_a_vector(r
     assert dispatch(arguments) == 0
     expected = model.embed(["It is so.", "So be it."])
     np.testing.assert_array_equal(np.load(tmp_path / "vectors.npy"), expected)
+    assert f"{tmp_path / 'vectors.npy'}: 2 vectors" in capsys.readouterr().out
+    assert dispatch([*arguments[:-1], str(tmp_path / "[old].npy")]) == 0
+    assert f"{tmp_path / '[old].npy'}: 2 vectors" in capsys.readouterr().out
     (tmp_path / "texts.txt").write_text("It is so.\n\nSo be it.\n")
     assert dispatch(arguments) == 2
     assert "line 2 of" in (said := capsys.readouterr().err) and "is blank: leave it out" in said
@@ -198,6 +202,19 @@ def test_fields_beside_the_text_of_json_lines_are_ignored_as_in_a_corpus(tmp_pat
         '{"id": 7, "text": "It is."}\n{"text": ["So", "it"], "tags": [0, 0]}\n'
     )
     assert read_lines(tmp_path / "new.jsonl") == ["It is.", ["So", "it"]]
+
+
+def test_the_mark_of_utf_8_is_no_part_of_a_text(tmp_path, monkeypatch):
+    (tmp_path / "new.txt").write_text("It is.\n", "utf-8-sig")
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffIt is.\n"))
+    assert read_lines(tmp_path / "new.txt") == read_lines(None) == ["It is."]
+
+
+def test_warnings_before_an_error_are_printed_too(capsys):
+    with pytest.raises(SettingError), warnings_in_a_line():
+        warnings.warn("the text was cut", stacklevel=1)
+        raise SettingError("no head")
+    assert capsys.readouterr().err == "the text was cut\n"
 
 
 def test_a_head_that_reads_lists_asks_for_json_lines_in_place_of_a_text_per_line(
@@ -246,6 +263,8 @@ def test_a_text_with_half_of_a_character_is_refused_with_its_place(name, tmp_pat
         ),
         (b'{"the words": ["So", "it"]}\n', """jq -c '.["the words"]' in.jsonl"""),
         (b"{}\n", "and has no field"),
+        (b"null\n", "line 1 has null for a text"),
+        (b'"It is so."\n\n{"text": null}\n', "line 3 has null for a text"),
         (b"\xff", "cannot be read as text in UTF-8"),
         (b"\n", "has no text: give one per line"),
     ],

@@ -38,6 +38,7 @@ COMMAND_LINES = [  # cause -> what the message names, and the mend
     (f"run {ROW} --scale tiny", "'--scale'", "('nano',"),
     (f"show {ROW} --to minni", "'minni'", "'mini'"),
     (f"show {ROW} --stages --costs", "--stages", "--costs"),
+    (f"run {ROW} --check --dry-run", "--check", "--dry-run prepares nothing: choose one"),
     ("show t5-111b", "'t5-111b'", ""),
     # options
     (
@@ -61,6 +62,12 @@ COMMAND_LINES = [  # cause -> what the message names, and the mend
     (f"run {ROW} --objective.rate 1.5", "objective.rate=1.5", "between"),
     (f"run {ROW} --seed -1", "seed=-1", "from 0 to 4294967295"),
     (f"generate {RUN} --prompt a --beams 0", "beams=0", "at least 1"),
+    (f"draw neighbours {RUN} --words a --count 0", "--count 0", "at least 1"),
+    (f"draw neighbours {RUN} --words a --count -1", "--count -1", "at least 1"),
+    (f"data prepare {ROW} --tokens 0.5", "--tokens 0.5", "from 1 on"),
+    ("ladder ladder --out file.gif", "--out file.gif", ".png"),
+    ("entry table . --out file.gif", "--out file.gif", ".png"),
+    ("entry run file.txt --out file.zip", "--out file.zip", ".tar.xz"),
     (f"run {ROW} --model.positions.kind rotery", "'rotery'", "rotary"),
     (f"run {ROW} --check=yes", "yes", ""),
     (f"run {ROW} --tuning.mixtures glu", "'glu'", "'glue'"),
@@ -109,6 +116,7 @@ COMMAND_LINES = [  # cause -> what the message names, and the mend
     ("data clean none --name mine", "none", ""),
     ("data clean file.txt --name Mine!", "Mine!", "small letters"),
     ("doctor --verify none", "none", ""),
+    ("doctor --verify", "--verify", "name one or more folders"),
     ("completion tcsh", "tcsh", "fish"),
 ]
 TEXT = {"tuning.mixtures": ("documentation",), "tuning.heads": ()}

@@ -477,6 +477,10 @@ def test_verify_names_every_checkpoint_of_a_run_and_counts_the_bad_ones(copied, 
         assert f"{others}1  0.0 MB  file '_METADATA' is missing\n" in capsys.readouterr().out
     with pytest.raises(SettingError, match="cache holds no checkpoint"):
         find_damage([run, tmp_path / "runs" / "cache"])
+    capsys.readouterr()
+    with pytest.raises(SettingError, match="there is no folder .*none"):
+        find_damage([run, tmp_path / "none"])
+    assert not capsys.readouterr().out, "it is said before checkpoints are read"
 
 
 def test_verify_follows_the_runs_of_a_row_to_the_pretrainings_that_they_share(copied, tmp_path, capsys):

@@ -205,6 +205,8 @@ def test_show_takes_settings_as_run_does(capsys):
     assert capsys.readouterr().out == f"{sides}objective.rate: 0.15 → 0.5\nstart.steps: 200 → 100\n"
     assert cli.dispatch(["show", ROW, "--to", "mini", "--model.d-model=32"]) == 0
     assert "model.d_model" not in capsys.readouterr().out
+    assert cli.dispatch(["show", ROW, "--diff", "--data.corpus", "text:[old].txt"]) == 0
+    assert "data.corpus: documentation → text:[old].txt\n" in capsys.readouterr().out
 
 
 def test_show_takes_a_run_and_refuses_to_change_it(tmp_path, capsys):
@@ -250,6 +252,8 @@ def test_a_file_of_settings_changes_what_it_names_and_options_win(tmp_path, caps
     row = build(ROW, "nano")
     found = read_config(tmp_path / "a.toml", [row], {})
     assert found == {"pretraining.steps": 7, "model.mlp.d_ff": 96, "model.dropout": 0.1}
+    (tmp_path / "marked.toml").write_text((tmp_path / "a.toml").read_text(), "utf-8-sig")
+    assert read_config(tmp_path / "marked.toml", [row], {}) == found
     (tmp_path / "a.json").write_text(json.dumps({"data": {"held_out_lengths": [1, 2]}, "seed": 0}))
     assert read_config(tmp_path / "a.json", [row], {}) == {"data.held_out_lengths": (1, 2)}
     words = ["show", ROW, "--diff", "--config", str(tmp_path / "a.toml"), "--model.dropout", "0.2"]
@@ -275,6 +279,9 @@ def test_a_grid_has_every_combination_and_values_of_several_elements():
     assert grid_points(["data.held_out_lengths=1,1 2"]) == [
         {"data.held_out_lengths": (1,)},
         {"data.held_out_lengths": (1, 2)},
+    ]
+    assert grid_points(["data.corpus=text:my book.txt, documentation"]) == [
+        {"data.corpus": corpus} for corpus in ("text:my book.txt", "documentation")
     ]
     assert grid_points(["data.corpus='text:a,b',documentation", "guard.spikes=None,5"]) == [
         {"data.corpus": corpus, "guard.spikes": spikes}
@@ -599,6 +606,8 @@ def test_the_help_of_sweep_shows_the_values_of_the_table_and_not_those_of_nano(m
     assert default(["t5/6-corruption-rate", "--scale", "small"], "pretraining.steps") == "12400"
     assert default(["t5/6-corruption-rate"], "finetuning.batch-size") == "16"
     assert default(["t5/2-architecture"], "model.architecture") == "the table's"
+    assert {bool(row.needs) for row in TABLES["lan/8-dropout"].rows} == {False, True}
+    assert default(["lan/8-dropout"], "model.dropout") == "0.1"
 
 
 def test_a_dry_run_takes_no_speed_from_counts_that_were_made_before(tmp_path, monkeypatch, capsys):

@@ -1,8 +1,10 @@
 """``lm doctor`` says why jax leaves the GPUs of a machine unused, and what to do next."""
 
+import jax
 import pytest
 
 from experiments.cli import doctor
+from lm.config.base import SettingError
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,17 @@ def test_nothing_is_said_of_gpus_that_jax_uses_or_that_are_not_there(monkeypatch
     assert doctor.unused_gpus("cpu") and not doctor.unused_gpus("gpu")
     monkeypatch.setattr(doctor, "visible_gpus", list)
     assert not doctor.unused_gpus("cpu")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no libtpu.so"), AssertionError()])
+def test_a_platform_that_does_not_start_is_named_with_the_next_command(error, monkeypatch, tmp_path):
+    def fails():
+        raise error
+
+    monkeypatch.setattr(jax, "devices", fails)
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    with pytest.raises(SettingError, match=r"JAX_PLATFORMS='tpu' .* Try: JAX_PLATFORMS=cpu lm doctor"):
+        doctor.examine(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["runs [old]", "runs [", "[bold]runs"])

@@ -58,7 +58,11 @@ def test_a_name_is_looked_up_in_the_folder_of_runs_of_the_command(runs, tmp_path
 
 def test_prompts_that_begin_with_an_at_sign_are_text(runs):
     name_run(runs, "mine", RUN)
-    for texts in (["--prompt", "@mine", "--text", "@mine"], ["--prompt", "one", "@two", "@three"]):
+    for texts in (
+        ["--prompt", "@mine", "--text", "@mine", "--other", "@mine"],
+        ["--prompt", "one", "@two", "@three"],
+        ["--words", "@mine", "--commit-message", "@mine", "--commit_message", "@mine"],
+    ):
         assert resolve_names(texts) == texts
         assert resolve_names(["@mine", *texts, "--run", "@mine"]) == [str(RUN), *texts, "--run", str(RUN)]
 

@@ -647,6 +647,20 @@ def test_an_encoder_fills_a_text_in_passes_that_a_seed_repeats(runs, capsys):
 
 
 @pytest.mark.parametrize(
+    ("decoding", "filling", "named"),
+    [
+        (Decoding(beams=4, max_length=3), Filling(), "--max-length, --beams"),
+        (Decoding(temperature=2.0), Filling(iterations=2, passes="ancestral"), "--temperature"),
+        (Decoding(temperature=2.0, top_p=0.5), Filling(iterations=2, passes="confidence"), "--top-p"),
+    ],
+)
+def test_options_of_answers_that_filling_does_not_read_are_refused(runs, decoding, filling, named):
+    folder, *_ = run_of(runs, "gaps-bert", HEADS)
+    with pytest.raises(SettingError, match=f"^{named}: not read where masks are filled"):
+        generate(folder, ("a [MASK]",), decoding=decoding, filling=filling)
+
+
+@pytest.mark.parametrize(
     ("given", "text", "filling", "message"),
     [
         (TEXTS | {"model.architecture": "decoder"}, "a [MASK]", {}, "'decoder'"),

@@ -252,6 +252,7 @@ def test_verify_tells_damaged_counts_from_good_ones(runs, capsys):
     file = stage.folder / COUNTS_FILE
     file.write_bytes(file.read_bytes()[:-1])
     assert find_damage([path]) == 1 and "checksum" in capsys.readouterr().out
+    assert find_damage([path, path.parent]) == find_damage([path.parent]), "each file is counted once"
     assert not saved_steps(stage.folder)
     with pytest.raises(DataError, match="damaged"):
         stage.model()
