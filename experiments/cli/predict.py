@@ -1,4 +1,4 @@
-"""``lm predict`` and ``lm embed``: what a head says of each line of a file, and vectors of texts."""
+"""Apply a head to each line of a file (``lm predict``), and make vectors of texts (``lm embed``)."""
 
 import json
 import shlex

@@ -98,8 +98,14 @@ def options_type(paths: Iterable[str] | None = None) -> Any:
     """
     types, descriptions = dict(types_of(Experiment)), setting_descriptions(Experiment)
     defaults = HELP_DEFAULTS.get()
+    if paths is None:
+        paths = defaults
+    if paths is None:
+        paths = OPTION_PATHS.get()
+    if paths is None:
+        paths = types
     keys = {}
-    for path in next(each for each in (paths, defaults, OPTION_PATHS.get(), types) if each is not None):
+    for path in paths:
         text, hint = descriptions.get(path, ""), ""
         if defaults is not None:
             hint = f"(default: {shown_value(defaults[path])})"
