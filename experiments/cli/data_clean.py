@@ -62,6 +62,11 @@ class CleanOptions:
             raise SettingError(
                 f"workers={self.workers} are of this machine; beam_options say how many Beam takes"
             )
+        if rules.paragraph_length != filters.Rules.paragraph_length and not rules.paragraphs:
+            raise SettingError(
+                f"rules.paragraph_length={rules.paragraph_length} is read where rules.paragraphs is above 0: "
+                "set it too, to 3 as mC4 does"
+            )
         for field in ("bad_words", "domains"):
             path = getattr(rules, field)
             try:

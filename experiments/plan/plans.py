@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 from rich.table import Table
@@ -75,6 +76,10 @@ class PlanOptions:
     search: bool = False
     price: float = 0.0  # price of a chip-hour; 0: unknown [dollars]
     runs: Path = RUNS  # folder of the runs, whose cache keeps what was compiled
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.price < inf:
+            raise SettingError(f"--price {self.price:g} should be a number of dollars, or 0 for none")
 
 
 @dataclass(frozen=True)

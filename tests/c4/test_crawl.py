@@ -213,6 +213,7 @@ def test_unfiltered_pages_stay_as_they_are(source):
         ({"name": "No-Name"}, "small letters"),
         ({"validation": 1.0}, "between 0 and 1"),
         ({"workers": -1}, "workers=-1"),
+        ({"rules": filters.Rules(paragraph_length=100)}, "rules.paragraph_length=100 is read where"),
         ({"rules": filters.Rules(bad_words="missing")}, "rules.bad_words='missing'"),
         ({"rules": filters.Rules(domains="empty")}, "rules.domains='empty'"),
         ({"rules": filters.Rules(bad_words="latin-1")}, "should be a text file in UTF-8"),

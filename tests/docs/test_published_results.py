@@ -446,7 +446,7 @@ def test_the_page_on_choices_has_what_each_optimiser_gains_for_an_encoder():
     for row, found in gains.items():
         optimizer, _, rate = row.rpartition("-")
         name = names.get(optimizer, "AdamW, relative to the parameter")
-        assert len(found) == 3
+        assert len(found) == 5
         assert f"| {name} | {rate} | {mean(found):.2f} ± {stdev(found):.2f} |" in page
 
 

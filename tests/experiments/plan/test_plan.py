@@ -506,6 +506,12 @@ def test_the_command_that_trains_a_planned_size_is_accepted(row, size, scale, mo
     assert accepted(words, monkeypatch) == 0
 
 
+@pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf")])
+def test_a_price_that_is_none_is_refused(price):
+    with pytest.raises(SettingError, match="--price"):
+        plans.PlanOptions(price=price)
+
+
 def test_the_search_compiles_the_arrangement_of_the_row_or_of_the_command_line_first():
     for mesh in ("", "fsdp=2"):
         options = plans.PlanOptions("v5e:2x2", mesh, "nano", search=True)
