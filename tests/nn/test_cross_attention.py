@@ -278,12 +278,14 @@ def test_scores_of_beams_are_those_of_the_whole_answers(kind):
     assert_scores_are_those_of_the_whole_answers(model_of(kind, **{"output.logits": "separate"}))
 
 
-@pytest.mark.parametrize("name", ["redllm", "merged, continued"])
+@pytest.mark.parametrize("name", ["redllm", pytest.param("merged, continued", marks=pytest.mark.slow)])
 def test_scores_of_beams_that_attend_by_heads_are_those_of_the_whole_answers(name):
     assert_scores_are_those_of_the_whole_answers(small_models.make(name))
 
 
-@pytest.mark.parametrize("name", ["continued positions", "merged, continued"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("continued positions", marks=pytest.mark.slow), "merged, continued"]
+)
 def test_rotary_cross_attention_depends_on_distances_alone_and_on_all_of_them(name):
     model, batch = small_models.make(name), small_models.example(1, 5, 4)
 

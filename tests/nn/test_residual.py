@@ -94,7 +94,7 @@ def gradients_of(config):
     return {name: np.asarray(value) for name, value in named(gradients).items()}
 
 
-@pytest.mark.parametrize("config", [REZERO, FIXUP])
+@pytest.mark.parametrize("config", [pytest.param(REZERO, marks=pytest.mark.slow), FIXUP])
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "muon"])
 def test_scalars_are_trained_by_every_optimiser(config, optimizer):
     assert optimizer_state_size(OptimizerConfig(optimizer), shapes(config)) > 0

@@ -104,7 +104,9 @@ def test_shared_parameters_are_those_of_a_model_with_equal_layers(parts, compile
     np.testing.assert_allclose(run(model, batch), run(equal, batch), atol=1e-5)
 
 
-@pytest.mark.parametrize("new", [{"shared_parts": "attention"}, {"shared_stack": "encoder"}])
+@pytest.mark.parametrize(
+    "new", [{"shared_parts": "attention"}, pytest.param({"shared_stack": "encoder"}, marks=pytest.mark.slow)]
+)
 def test_a_step_over_the_cache_gives_what_the_whole_row_gives(new):
     model, batch = made(changes(TINY, {"shared_layers": True, **new})), example(3, 5, 9)
     batch.decoder.causal_attention[:] = 0

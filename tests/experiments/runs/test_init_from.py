@@ -163,7 +163,8 @@ BOTH = {"model.architecture": "encoder-decoder"}
 
 
 @pytest.mark.parametrize(
-    ("family", "cross"), [("llama", "the checkpoint's self-attention"), ("bert", "random")]
+    ("family", "cross"),
+    [("llama", "the checkpoint's self-attention"), pytest.param("bert", "random", marks=pytest.mark.slow)],
 )
 def test_one_stack_of_a_checkpoint_becomes_both_of_an_encoder_decoder(runs, capsys, family, cross):
     changes = overrides_of_start(checkpoint(runs, family), runs, BOTH)
