@@ -324,7 +324,8 @@ def test_adafactor_with_momentum_takes_the_mean_of_its_updates_as_t5x_does(size)
         update, states[0] = plain(gradient, states[0], params)
         mean = 0.9 * mean + (1 - 0.9) * np.asarray(update["p"])  # without a correction for its beginning
         update, states[1] = heavy(gradient, states[1], params)
-        np.testing.assert_allclose(update["p"], mean, rtol=1e-5, atol=1e-8)
+        # terms of the mean are up to 0.5, of which float32 has steps of 3e-8
+        np.testing.assert_allclose(update["p"], mean, rtol=1e-5, atol=1e-7)
 
 
 def test_linear_and_stepwise_decay_are_those_of_t5x():
