@@ -9,19 +9,19 @@ import tyro
 
 from experiments.cli.settings import Mixture
 from experiments.evaluate.generation import (
+    GREEDY,
     Filling,
     fill_gaps,
     generate_with_ngrams,
     is_masked_diffusion,
     write_answers,
 )
-from lm.config.base import SettingError, check_seed, diff
+from lm.config.base import SettingError, check_seed
 from lm.config.decoding import Decoding
 from lm.files import check_characters
 from lm.tokenizers.tokenizer import MASK
 
 GAP = re.compile(r"\[MASK\]|<mask>|<extra_id_\d+>")  # [MASK], and how published models write it
-GREEDY = Decoding()
 CANDIDATES = Filling()
 
 
@@ -66,23 +66,11 @@ def generate(
     if (ngrams := open_ngrams(run, mixture)) is not None:
         generate_with_ngrams(ngrams, prompt, decoding, filling, seed, gaps)
     elif not with_gaps and is_masked_diffusion(run):
-        check_read(decoding, filling, "max_length")
         texts = [text + MASK * decoding.max_length for text in texts]
         filling = replace(filling, iterations=filling.iterations or decoding.max_length)
-        fill_gaps(run, texts, mixture, filling, seed, decoding.temperature)
+        without_length = replace(decoding, max_length=GREEDY.max_length)  # the masks have it
+        fill_gaps(run, texts, mixture, filling, seed, without_length)
     elif not with_gaps:
         write_answers(run, prompt, mixture, decoding, filling, seed)
     else:
-        check_read(decoding, filling)
-        fill_gaps(run, texts, mixture, filling, seed, decoding.temperature, gaps)
-
-
-def check_read(decoding: Decoding, filling: Filling, *read: str) -> None:
-    """Raise SettingError for options of decoding, other than ``read``, where masks are filled."""
-    if filling.passes == "confidence":
-        read += ("temperature",)
-    if unread := [f"--{name.replace('_', '-')}" for name in diff(GREEDY, decoding) if name not in read]:
-        raise SettingError(
-            f"{', '.join(unread)}: not read where masks are filled, but for --temperature with --passes "
-            "confidence: leave it out"
-        )
+        fill_gaps(run, texts, mixture, filling, seed, decoding, gaps)

@@ -1,7 +1,7 @@
 """Prints what a run's model writes after prompts, and what it puts into the gaps of a text."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # with jax, which takes a second
 ANSWERS_PER_TEXT = 2
 LONGEST_SPAN = 16  # that an encoder-decoder may write for a mask [tokens]
 BEAM_OPTIONS = {"beams", "length_penalty"}  # of ``Decoding``
+GREEDY = Decoding()
 
 
 PassesName = Literal["mask-predict", "gibbs", "metropolis-hastings", "ancestral", "confidence"]
@@ -47,6 +48,11 @@ class Filling:
             raise SettingError(f"passes={self.passes!r} needs iterations of 1 or more, such as 10")
 
 
+def option_names(settings: Iterable[str]) -> str:
+    """Return the options of the command line that set fields of ``Decoding`` and ``Filling``, in a row."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in settings)
+
+
 def write_answers(
     run: Path, prompts: Sequence[str], mixture: str, decoding: Decoding, filling: Filling, seed: int
 ) -> None:
@@ -57,8 +63,9 @@ def write_answers(
     from experiments.runs.trained import answering, open_run
 
     if refused := diff(Filling(), filling):
-        options = ", ".join(f"--{name}" for name in refused)
-        raise SettingError(f"{options}: for texts with gaps; leave it out, or put {MASK} into --prompt")
+        raise SettingError(
+            f"{option_names(refused)}: for texts with gaps; leave it out, or put {MASK} into --prompt"
+        )
     write = _writer(decoding, seed)
     trained = open_run(run, answering(run), mixture)
     batch = trained.batch([trained.encode(text) for text in prompts], decoding.max_length)
@@ -85,10 +92,11 @@ def generate_with_ngrams(
 
     Raises SettingError for prompts with gaps, and for options of beam search or of filling gaps.
     """
-    beam_options = [name for name in diff(Decoding(), decoding) if name in BEAM_OPTIONS]
+    beam_options = [name for name in diff(GREEDY, decoding) if name in BEAM_OPTIONS]
     if refused := [*beam_options, *diff(Filling(), filling)]:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in refused)
-        raise SettingError(f"n-grams write greedily or by sampling (--temperature); leave {options} out")
+        raise SettingError(
+            f"n-grams write greedily or by sampling (--temperature); leave {option_names(refused)} out"
+        )
     if gaps:
         raise SettingError(
             f"n-grams write what follows a text and fill no gaps; leave {gaps} out of --prompt"
@@ -172,15 +180,25 @@ def fill_gaps(
     mixture: str,
     filling: Filling,
     seed: int,
-    temperature: float = 0.0,
+    decoding: Decoding = GREEDY,
     gaps: str = MASK,
 ) -> None:
     """Print what a model puts for each [MASK] of the texts.
 
     gaps: what the user typed for it, such as "<extra_id_0>", which an error names.
+
+    Raises SettingError for options of decoding, but for the temperature of the passes "confidence".
     """
     from experiments.runs.trained import masked, open_run
 
+    unread = list(diff(GREEDY, decoding))
+    if filling.passes == "confidence":
+        unread = [name for name in unread if name != "temperature"]
+    if unread:
+        raise SettingError(
+            f"{option_names(unread)}: not read where masks are filled, but for --temperature with --passes "
+            "confidence: leave it out"
+        )
     trained = open_run(run, masked(run, gaps), mixture)
     if trained.config.has_decoder and filling.iterations:
         raise SettingError("--iterations is for encoders; an encoder-decoder writes its text once")
@@ -189,7 +207,7 @@ def fill_gaps(
         if trained.config.has_decoder:
             lines = _infilled(trained, text, filling.top)
         elif filling.iterations:
-            lines = _filled_in_passes(trained, text, filling, temperature, seed)
+            lines = _filled_in_passes(trained, text, filling, decoding.temperature, seed)
         else:
             lines = _candidates(trained, text, filling.top)
         for line in lines:

@@ -71,10 +71,10 @@ def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> Array:
 
 
 def next_key(rngs: nnx.Rngs) -> Array:
-    """Return the key that ``rngs.params()`` would return, and count it as that does, in less time.
+    """Return the key that ``rngs.params()`` would return, and add 1 to the stream's count, in less time.
 
-    That compares the shardings of the old and the new count. In a traced program these have none, and JAX
-    prints operations of the program for an error that flax then ignores.
+    ``rngs.params()`` compares the shardings of the old and the new count. Traced counts have none, so JAX
+    writes an error message that lists operations of the program, and flax ignores the error.
     """
     stream = rngs.params
     key = jax.random.fold_in(stream.key[...], stream.count[...])

@@ -22,7 +22,16 @@ from lm.nn.convolution import InputConvolution
 from lm.nn.dropout import DropoutMasks, draw_dropout_masks, dropout
 from lm.nn.evolved import EvolvedBlock
 from lm.nn.experts import RouterStatistics
-from lm.nn.layers import Embed, Identity, Linear, Module, add_layers_axis, embedding_std, make_norm
+from lm.nn.layers import (
+    Embed,
+    Identity,
+    Linear,
+    Module,
+    add_layers_axis,
+    embedding_std,
+    make_norm,
+    next_key,
+)
 from lm.nn.memory import ProductKeyMemory
 from lm.nn.positions import make_shared_relative
 from lm.nn.residual import make_last_norm
@@ -96,7 +105,7 @@ class Stack(Module):
         self.embed_norm = make_norm(config.norm, width) if config.embedding.norm else Identity()
         self.projection = input_projection(config, rngs)
         shares_blocks = shares_layers and config.shared_parts == "all"
-        keys = jax.random.split(rngs.params(), 1 if shares_blocks else num_layers)
+        keys = jax.random.split(next_key(rngs), 1 if shares_blocks else num_layers)
 
         def block(key: Array) -> Block:
             return BLOCKS[config.block](config, nnx.Rngs(params=key), has_cross_attention)
@@ -106,7 +115,7 @@ class Stack(Module):
         if shares_layers and not shares_blocks:
             share_modules(self.blocks, SHARED_MODULE_GROUPS[config.shared_parts])
         if shares_blocks and config.universal.embedding != "none":  # what tells the steps apart
-            keys = jax.random.split(rngs.params(), num_layers)
+            keys = jax.random.split(next_key(rngs), num_layers)
             embeddings = jax.vmap(lambda key: StepEmbedding(config, nnx.Rngs(params=key)))(keys)
             self.blocks.step_embedding = add_layers_axis(embeddings)
         # Decides after how many steps each position halts (adaptive computation time, Universal Transformer).
@@ -116,7 +125,7 @@ class Stack(Module):
         self.has_product_key_memory = config.has_product_key_memory(has_cross_attention)
         for name, layers in self._layers_by_module.items():
             if name in SINGLE_LAYER_MODULES:
-                module = make_in_one_layer(SINGLE_LAYER_MODULES[name], config, rngs.params())
+                module = make_in_one_layer(SINGLE_LAYER_MODULES[name], config, next_key(rngs))
                 setattr(self.blocks, name, module)
             else:
                 keep_in_layers(self.blocks, name, layers)

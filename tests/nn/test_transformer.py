@@ -36,7 +36,7 @@ from lm.config.base import SettingError, changes
 from lm.config.mesh import MeshConfig
 from lm.evaluate.generate import greedy
 from lm.nn.dropout import draw_dropout_masks, dropout
-from lm.nn.layers import num_parameters
+from lm.nn.layers import next_key, num_parameters
 from lm.nn.positions import RelativePositionBias
 from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
@@ -196,6 +196,14 @@ def test_dropout_keeps_the_mean_and_one_mask_for_the_whole_length():
     assert not (x[0] == x[1]).all()
     np.testing.assert_allclose(np.unique(x), [0, 4 / 3], rtol=1e-6)
     np.testing.assert_allclose(x.mean(), 1, atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["params", "default"])
+def test_keys_of_parameters_are_those_of_flaxs_stream_and_are_counted_as_there(name):
+    ours, theirs = (nnx.Rngs(**{name: 7}) for _ in range(2))
+    for _ in range(2):
+        assert next_key(ours) == theirs.params()
+        assert ours.params() == theirs.params()  # the two may take turns
 
 
 def test_each_parameter_starts_with_the_standard_deviation_of_its_formula():

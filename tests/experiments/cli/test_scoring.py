@@ -637,7 +637,7 @@ def test_an_encoder_fills_a_text_in_passes_that_a_seed_repeats(runs, capsys):
     for seed in (0, 0, 1):
         for passes in ("gibbs", "metropolis-hastings", "ancestral"):
             fill_gaps(folder, ["a [MASK] b [MASK]"], "", Filling(2, iterations=2, passes=passes), seed)
-        fill_gaps(folder, ["[MASK] b"], "", Filling(2, iterations=1, passes="confidence"), seed, 1.0)
+        fill_gaps(folder, ["[MASK] b"], "", Filling(2, 1, "confidence"), seed, Decoding(temperature=1.0))
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1] != answers[2]
     assert "[MASK]" not in answers[0]
