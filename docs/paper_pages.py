@@ -4,8 +4,9 @@
 
 It also draws docs/pictures/claims.png. Run it when a row, a score or a choice changes, or when docs/results
 has new runs: results.json of a report at scale mini, as ``mini.json`` for the T5 tables,
-``mini-PAPER.json`` for others, and ``mini-PAPER-TABLE.json`` for tables reported by themselves. Choices that
-the papers leave open are rows of a table in docs/choices.md.
+``mini-PAPER.json`` for others, and ``mini-PAPER-TABLE.json`` for tables reported by themselves; tables that
+lack runs at mini show those at nano, ``nano-PAPER.json``. Choices that the papers leave open are rows of a
+table in docs/choices.md.
 """
 
 import re
@@ -34,7 +35,7 @@ DOCS = Path(__file__).parent
 FOLDER, CHOICES, RESULTS = DOCS / "papers", DOCS / "choices.md", DOCS / "results"
 MADE = "<!-- Made by docs/paper_pages.py; not to be edited. -->\n\n"
 CLAIMS_PAGE = "claims.md"
-SCALE = "mini"
+SCALE, SMALLER_SCALE = "mini", "nano"
 TESTED = ("confirmed", "contradicted", "undecided")
 VERDICTS = (*TESTED, "not run")
 OPEN = ("equivalent", *UNCOMPARED)  # verdicts that settle nothing either
@@ -50,8 +51,9 @@ that we read second hand and ? those that we may have misread; ± is the half wi
 the paper prints. z is the mean z-score of our runs: the difference from the baseline in [standard
 deviations of a run](../words.md#words-of-this-project), ± its deviation over seeds. For tables judged by
 tasks, z and the verdicts are of the tasks that need their input; [the
-study](../study.md#what-came-out-at-mini) has those on language. Both are
-empty until these runs are published."""
+study](../study.md#what-came-out-at-mini) has those on language. Tables without published runs at `mini`
+show those at `nano`, with one seed: they show that the rows train, and decide no conclusion. Both columns
+are empty until runs are published."""
 CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 
 This page compares the conclusions of the papers with our runs at scale `mini`: about 10^13 FLOP of
@@ -69,11 +71,11 @@ Results = Mapping[str, Mapping[str, Any]]  # table -> its rows and claims, as in
 
 
 @cache
-def results_of(group: str) -> Results:
-    """Return the published results of a paper's tables at scale mini; {} before any."""
-    first = RESULTS / (f"{SCALE}.json" if group == "t5" else f"{SCALE}-{group}.json")
+def results_of(group: str, scale: str = SCALE) -> Results:
+    """Return the published results of a paper's tables at a scale; {} before any."""
+    first = RESULTS / (f"{SCALE}.json" if (group, scale) == ("t5", SCALE) else f"{scale}-{group}.json")
     tables: dict[str, Mapping[str, Any]] = {}
-    for path in (first, *sorted(RESULTS.glob(f"{SCALE}-{group}-*.json"))):
+    for path in (first, *sorted(RESULTS.glob(f"{scale}-{group}-*.json"))):
         if path.exists():
             tables = parse_with_checksum(path.read_bytes(), path)["tables"] | tables
     return {name: table for name, table in tables.items() if "order" in table}
@@ -92,7 +94,7 @@ def grid(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
 
 def paper_page(group: str, paper: Paper) -> str:
     """Return the page of a paper, in Markdown."""
-    tables, results = tables_of_paper(group), results_of(group)
+    tables = tables_of_paper(group)
     rows = [row for table in tables for row in table.rows]
     buildable = sum(not row.needs for row in rows)
     noise = "The paper does not print the noise of its scores."
@@ -106,7 +108,7 @@ def paper_page(group: str, paper: Paper) -> str:
         f"    lm list '{group}/*'\n    lm sweep '{group}/*' --dry-run",
         choices_of(paper),
         HEAD,
-        *(table_part(table, results.get(table.name)) for table in tables),
+        *(table_part(table, scale_shown(group, table)) for table in tables),
     ]
     return MADE + "\n\n".join(filter(None, parts)) + "\n"
 
@@ -123,15 +125,22 @@ def choices_of(paper: Paper) -> str:
     return "## What differs from the paper, and why\n\n" + grid(["question", "here", "why"], found)
 
 
-def table_part(table: Table, results: Mapping[str, Any] | None) -> str:
+def scale_shown(group: str, table: Table) -> str:
+    """Return the scale of the runs that a page shows: the larger that a table has published runs of."""
+    is_smaller = table.name not in results_of(group) and table.name in results_of(group, SMALLER_SCALE)
+    return SMALLER_SCALE if is_smaller else SCALE
+
+
+def table_part(table: Table, scale: str) -> str:
     """Return a table: its rows with what they change, the paper's scores and ours, and its conclusions."""
     assert table.paper is not None
+    results = results_of(table.name.partition("/")[0], scale).get(table.name)
     printed = {column for row in table.rows for column in row.published}
     named = [column for column in table.paper.columns if column.name in printed]
     compared = {column.name for column in compared_columns(table)}
     heads = ["row", "in the paper", "changes"]
     heads += [f"**{column.name}**" if column.name in compared else column.name for column in named]
-    heads.append(f"z at `{SCALE}`")
+    heads.append(f"z at `{scale}`")
     lines = [
         [
             f"`{row.key}`",
@@ -149,7 +158,7 @@ def table_part(table: Table, results: Mapping[str, Any] | None) -> str:
     if table.conclusions:
         verdicts = verdicts_of(table, results)
         lines = [[each.text, code_pair(each), verdicts[each]] for each in table.conclusions]
-        parts.append(grid(["conclusion", "rows", f"at `{SCALE}`"], lines))
+        parts.append(grid(["conclusion", "rows", f"at `{scale}`"], lines))
     return "\n\n".join(parts)
 
 

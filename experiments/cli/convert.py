@@ -101,6 +101,7 @@ def export_checkpoint(
     from experiments.runs.trained import chosen, networks
     from lm import convert, sharding
 
+    convert.check_new_folder(folder)
     models = {stage.name: stage for stage in networks(stages_of(run)) if stage.has_text_model}
     stage = chosen(run, models, mixture)
     mesh, files = sharding.make_mesh(stage.settings.mesh), dict[str, bytes]()

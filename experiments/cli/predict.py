@@ -116,7 +116,7 @@ def check_ending(model: "TrainableModel", file: Path | None) -> None:
     """Raise SettingError if a file has texts, one per line, and the head reads lists, such as of words."""
     from lm.predictions import EXPECTED, READS_TEXTS  # with jax
 
-    if model.head is None or (file is not None and file.suffix == ".jsonl"):
+    if model.head is None or (file is not None and file.suffix.lower() == ".jsonl"):
         return
     kind = model.head.reader.task.kind
     if kind not in READS_TEXTS:
@@ -131,7 +131,7 @@ def read_lines(file: Path | None) -> list[Any]:
     Raises SettingError if it cannot be read, for a table, and without any text.
     """
     name = str(file or "the standard input")
-    if file is not None and file.suffix in TABLE_ENDINGS:
+    if file is not None and file.suffix.lower() in TABLE_ENDINGS:
         mend = 'give a file of one text per line, or a .jsonl file of "..." or {"text": ...} per line'
         raise SettingError(f"{name} is a table: {mend}")
     try:
@@ -149,7 +149,7 @@ def read_lines(file: Path | None) -> list[Any]:
         if not line.strip():
             texts.append(None)
             continue
-        if file is None or file.suffix != ".jsonl":
+        if file is None or file.suffix.lower() != ".jsonl":
             check_characters(line, f"{name} line {number}")
             texts.append(line)
             continue

@@ -372,7 +372,7 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
         raise SettingError(f"--config {path} is not there{did_you_mean(path.name, beside)}")
     try:
         text = path.read_text("utf-8-sig")
-        if path.suffix == ".toml":
+        if path.suffix.lower() == ".toml":
             nested = tomllib.loads(text)
         else:
             nested = parse_json(text, path)
@@ -455,15 +455,25 @@ def _any_experiment() -> Experiment:
 
 
 def _split(path: str, values: str) -> list[str]:
-    """Return the values that commas separate outside of quotes; SettingError for an open quote."""
-    lexer = shlex.shlex(values, posix=True)
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters = ",", True, ""
+    """Return the values that commas separate outside of quotes.
+
+    SettingError for an open quote, or if there is no value before or after a comma.
+    """
+    lexer = shlex.shlex(values, posix=True, punctuation_chars=",")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = "", True, ""
     try:
-        return list(lexer)
+        tokens = list(lexer)
     except ValueError as error:
         raise SettingError(
             f"--grid {path}: {values!r} cannot be split ({error}); close the quote, or write \\ before it"
         ) from error
+    found, commas = tokens[::2], tokens[1::2]
+    if len(found) != len(commas) + 1 or set(commas) - {","}:  # commas that follow each other are one token
+        raise SettingError(
+            f"--grid {path}: {values!r} lacks a value beside a comma; delete the comma, or write '' for an "
+            "empty text"
+        )
+    return found
 
 
 def _grid_value(path: str, kind: Any, text: str) -> Overrides:

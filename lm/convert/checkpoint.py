@@ -291,6 +291,12 @@ def _is_untied(family: Family, stored: StoredTensors) -> bool:
 # --- writing
 
 
+def check_new_folder(folder: Path) -> None:
+    """Raise SettingError unless ``folder`` is missing or empty, as ``save`` needs it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SettingError(f"{folder} is there already; name a new folder")
+
+
 def save(
     model: Transformer | ModelWithHead,
     folder: Path | str,
@@ -321,8 +327,7 @@ def save(
         else:
             arrays = head_arrays(head, model, arrays)
             published |= head_tensors(head, {path: array.shape for path, array in arrays.items()})
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise SettingError(f"{folder} is there already; name a new folder")
+    check_new_folder(folder)
     with atomic_folder(folder) as draft:
         (draft / CONFIG).write_text(json.dumps(hf_config, indent=2, sort_keys=True) + "\n")
         shards = _shards(published, shard_bytes)

@@ -17,7 +17,7 @@ from paths import ROOT, SHARED
 from lm.config.base import SettingError
 from lm.data.corpus import readers, spec
 from lm.data.corpus import tfds as rows
-from lm.data.corpus.files import file_shards
+from lm.data.corpus.files import file_shards, matching_files, other_files
 from lm.data.corpus.readers import FILE_ENDINGS
 from lm.data.corpus.sampler import CorpusSampler, choose_num_streams
 from lm.data.corpus.shards import (
@@ -182,6 +182,14 @@ def test_a_misspelt_file_is_named_beside_the_most_similar_one(tmp_path):
         SettingError, match=rf"no file matches {tmp_path}/bok\.txt; did you mean .*book\.txt\?"
     ):
         documents(f"text:{tmp_path}/bok.txt", "train", tmp_path)
+
+
+def test_files_of_a_folder_are_found_whether_their_endings_are_small_or_capital(tmp_path):
+    (tmp_path / "more").mkdir()
+    for name in ("a.txt", "B.TXT", "more/c.Txt", "d.JSONL", "e.txt.bak"):
+        (tmp_path / name).write_text('{"text": "A text."}')
+    assert [path.name for path in matching_files("text", str(tmp_path))] == ["B.TXT", "a.txt", "c.Txt"]
+    assert other_files("text", str(tmp_path)) == {f"jsonl:{tmp_path}": "1 file"}
 
 
 def test_a_corpus_without_text_is_an_error(tmp_path):

@@ -191,8 +191,9 @@ def test_predict_prints_an_object_per_line_of_a_file_and_embed_writes_a_vector(r
 
 def test_a_table_is_no_file_of_texts_and_json_lines_are(tmp_path, capsys):
     (tmp_path / "new.csv").write_text("text,label\nIt is so.,good\n")
-    (tmp_path / "new.jsonl").write_text('{"text": "It is\\nso."}\n"It is."\n')
-    assert read_lines(tmp_path / "new.jsonl") == ["It is\nso.", "It is."]
+    for name in ("new.jsonl", "NEW.JSONL"):
+        (tmp_path / name).write_text('{"text": "It is\\nso."}\n"It is."\n')
+        assert read_lines(tmp_path / name) == ["It is\nso.", "It is."]
     assert dispatch(["predict", str(tmp_path), str(tmp_path / "new.csv")]) == 2
     assert "new.csv is a table: give a file of one text per line" in capsys.readouterr().err
 

@@ -192,20 +192,26 @@ def matching_files(kind: str, pattern: str) -> list[Path]:
     pattern = os.path.expanduser(pattern)
     if os.path.isfile(pattern):
         return [Path(pattern)]
-    globs = [pattern]
-    if os.path.isdir(pattern):
-        globs = [f"{glob.escape(pattern)}/**/*{ending}" for ending in FILE_ENDINGS[kind]]
-    paths = {Path(name) for each in globs for name in glob.glob(each, recursive=True)}
-    if files := sorted(path for path in paths if path.is_file()):
-        return files
+    if is_folder := os.path.isdir(pattern):
+        names = files_with_endings(pattern, FILE_ENDINGS[kind])
+    else:
+        names = [name for name in glob.glob(pattern, recursive=True) if os.path.isfile(name)]
+    if names:
+        return sorted({Path(name) for name in names})  # a pattern with two ** finds some twice
     if re.search(rf"\+ *({'|'.join(WINDOW_READERS)}|tfds|documentation)\b", pattern):
         raise SettingError(
             f"data.corpus={kind}:{pattern}: join corpora by ' + ', with a blank on either side"
         )
-    missing = os.path.abspath(globs[0])
+    missing = os.path.abspath(f"{pattern}/**/*{FILE_ENDINGS[kind][0]}" if is_folder else pattern)
     raise SettingError(
         f"data.corpus={kind}:{pattern}: no file matches {missing}{similar_file(Path(pattern))}"
     )
+
+
+def files_with_endings(folder: str, endings: tuple[str, ...]) -> list[str]:
+    """Return the files below a folder whose names end in one of ``endings``, in small or capital letters."""
+    names = glob.glob(f"{glob.escape(folder)}/**/*", recursive=True)
+    return [name for name in names if name.lower().endswith(endings) and os.path.isfile(name)]
 
 
 def describe_files(kind: str, pattern: str) -> str:
@@ -229,9 +235,8 @@ def other_files(kind: str, pattern: str) -> dict[str, str]:
     folder = os.path.expanduser(pattern)
     if not os.path.isdir(folder):
         return {}
-    names = glob.glob(f"{glob.escape(folder)}/**/*", recursive=True)
     counts = {
-        f"{other}:{pattern}": sum(name.endswith(endings) and os.path.isfile(name) for name in names)
+        f"{other}:{pattern}": len(files_with_endings(folder, endings))
         for other, endings in FILE_ENDINGS.items()
         if other != kind
     }

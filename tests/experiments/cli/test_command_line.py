@@ -315,6 +315,15 @@ def test_a_quote_in_a_grid_that_does_not_end_is_named(values):
     assert grid_points([r"data.corpus=text:it\'s"]) == [{"data.corpus": "text:it's"}]
 
 
+@pytest.mark.parametrize("values", ["0,,0.1", "0,", ",0", "0,0.1,,"])
+def test_a_grid_that_lacks_a_value_beside_a_comma_is_refused(values):
+    with pytest.raises(
+        SettingError, match=rf"--grid model\.dropout: '{values}' lacks a value beside a comma"
+    ):
+        grid_points([f"model.dropout={values}"])
+    assert grid_points(["data.corpus='',a"]) == [{"data.corpus": ""}, {"data.corpus": "a"}]
+
+
 def test_a_point_of_a_grid_is_the_run_of_its_settings_and_a_row_of_the_report(monkeypatch, tmp_path):
     wanted, reported = [], []
     monkeypatch.chdir(tmp_path)

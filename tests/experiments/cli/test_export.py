@@ -18,6 +18,7 @@ from tiny import TINY
 from experiments.cli.convert import export_checkpoint
 from experiments.runs import provenance
 from experiments.runs.init_from import overrides_of_start
+from experiments.runs.kinds.head import HeadFinetuning
 from experiments.runs.model_card import model_card, training_lines
 from experiments.runs.paths import save_settings, start_folder
 from experiments.runs.result import fingerprint
@@ -171,8 +172,9 @@ def test_the_code_in_the_card_of_a_tagger_tags_words_by_the_token_that_the_head_
     assert [tag for _, tag in printed] == [f"L{place}" for place in np.flatnonzero(example.weight)]
 
 
-def test_a_folder_that_is_there_is_left_as_it_is(runs, tmp_path):
+def test_a_folder_that_is_there_is_left_as_it_is_before_a_model_is_read(runs, tmp_path, monkeypatch):
     folder = tuned_run(runs, "bert", pool="mean")
+    monkeypatch.setattr(HeadFinetuning, "trained_with_head", None)
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(SettingError, match="is there already; name a new folder"):
         export_checkpoint(folder, tmp_path)

@@ -187,6 +187,7 @@ def test_answers_in_a_file_are_scored_if_there_are_as_many_as_references(runs, t
     for name, text in (
         ("a.txt", "acceptable\nunacceptable\n"),
         ("a.jsonl", '{"prediction": "acceptable"}\n"unacceptable"'),
+        ("b.JSONL", '{"prediction": "acceptable"}\n"unacceptable"'),
     ):
         (tmp_path / name).write_text(text)
         score_file(tmp_path / name, "cola", RowSelection(runs=runs))
@@ -472,6 +473,7 @@ def test_results_are_lines_of_json_with_null_for_infinities_and_nan():
         ("a.txt", " \n\n", r"a\.t"),
         ("a.tsv", "a\tb\na\t\n", "line 2"),
         ("a.jsonl", "[]", "line 1"),
+        ("a.JSONL", '"a\\tb"', "line 1"),
         ("a.jsonl", '{"context": "a\\ud800", "continuation": "b"}', r"line 1: character 2 .*half of a char"),
     ],
 )
