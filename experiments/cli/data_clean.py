@@ -6,11 +6,10 @@ import functools
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +26,7 @@ from lm.c4 import filters, pages, passes
 from lm.c4.passes import BOTH_SPLITS, CleaningConfig
 from lm.config.base import SettingError, diff, from_json, to_json
 from lm.data.corpus.shards import HELD_OUT_SHARE
+from lm.data.process_pool import process_pool
 
 VERSION = "1.0.0"
 RANGE = 1 << 21  # hashes that one process compares at a time [spans]
@@ -221,17 +221,12 @@ def in_parallel(function: Callable, tasks: Tasks, workers: int, advance: Callabl
             function(*task)
             advance()
         return
-    spawn = multiprocessing.get_context("spawn")
     # else a process of the pool would wait for ever for a parent that was killed
     end_with_parent = functools.partial(when_parent_is_gone, functools.partial(os._exit, 1))
-    with ProcessPoolExecutor(workers or cores(), spawn, end_with_parent) as pool:
-        try:
-            for future in as_completed([pool.submit(function, *task) for task in todo]):
-                future.result()
-                advance()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    with process_pool(workers or cores(), end_with_parent) as pool:
+        for future in as_completed([pool.submit(function, *task) for task in todo]):
+            future.result()
+            advance()
 
 
 def finish(work: Path, folder: Path, settings: CleaningConfig, parts: int) -> None:

@@ -1,12 +1,11 @@
 """Tokenize a corpus before training, on all cores and on every machine that shares the token cache."""
 
 import itertools
-import multiprocessing
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 from lm.config.base import SettingError
 from lm.data.corpus.sampler import CorpusSampler
 from lm.data.corpus.token_cache import EncodedCorpus, encode_documents
+from lm.data.process_pool import process_pool
 
 WINDOWS_PER_TASK = 16
 SAMPLED_WINDOWS = 8  # from which costs are estimated
@@ -102,22 +102,15 @@ def pretokenize(
     About ``num_bytes`` stored bytes are encoded, or the whole corpus if it is None. ``advance`` is called
     with the number of windows of each task that is done. Returns the tasks that other machines have claimed.
     """
-    tasks, spawn = window_ranges(sampler, num_bytes), multiprocessing.get_context("spawn")
-    claimed_elsewhere = list[WindowRange]()
-    with ProcessPoolExecutor(
-        workers, spawn, initializer=_initialize_worker, initargs=(sampler.corpus,)
-    ) as pool:
+    tasks, claimed_elsewhere = window_ranges(sampler, num_bytes), list[WindowRange]()
+    with process_pool(workers, _initialize_worker, (sampler.corpus,)) as pool:
         futures = {pool.submit(_encode_in_worker, task): task for task in tasks}
-        try:
-            for future in as_completed(futures):
-                num_windows = future.result()
-                if num_windows is None:
-                    claimed_elsewhere.append(futures[future])
-                else:
-                    advance(num_windows)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for future in as_completed(futures):
+            num_windows = future.result()
+            if num_windows is None:
+                claimed_elsewhere.append(futures[future])
+            else:
+                advance(num_windows)
     return claimed_elsewhere
 
 

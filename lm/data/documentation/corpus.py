@@ -9,13 +9,11 @@
 - ``entities`` is made of unfiltered docstrings of some packages of the corpus, the same on every machine.
 """
 
-import multiprocessing
 import os
 import random
 import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +38,7 @@ from lm.data.documentation.packages import PACKAGES, PARTS, TEXT_DIGEST
 from lm.data.documentation.pinned import OFFLINE, pinned_documents, unfiltered_documents
 from lm.data.documentation.tasks import task_generators
 from lm.data.documentation.word_sequences import MAX_SEQUENCE_LENGTHS, random_sequences
+from lm.data.process_pool import process_pool
 from lm.files import json_with_checksum, parse_with_checksum, write
 
 # a document that is not in train is in a task's train, validation or report split by a second hash
@@ -230,7 +229,7 @@ class WrittenSet(NamedTuple):
 
 def write_sets(sets: Iterable[tuple[str, Mapping[str, list[Row]]]], draft: Path) -> dict[str, WrittenSet]:
     """Write data sets below ``draft``, each in a second process while the next one is made."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as writer:
+    with process_pool(1) as writer:
         jobs = {name: writer.submit(write_set, name, rows, draft) for name, rows in sets}
         return {name: job.result() for name, job in jobs.items()}
 

@@ -9,14 +9,13 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import itertools
-import multiprocessing
 import subprocess
 import sys
 import zipfile
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +36,7 @@ from lm.data.documentation.docstrings import (
     split_of,
 )
 from lm.data.documentation.packages import PACKAGES, TEXT_DIGEST, Package
+from lm.data.process_pool import process_pool
 
 PROCESSES = 4  # of which some download while others extract
 SHINGLE = 13  # words in a row that held-out paragraphs may not share with a training document
@@ -106,7 +106,7 @@ def read_packages(
     """Return ``{name: text}``; SettingError if one is missing."""
     texts: dict[str, PackageText] = {}
     folder.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+    with process_pool(PROCESSES) as pool:
         # those described in JSON files are the largest, and begun last they would keep one process busy alone
         largest_first = sorted(packages, key=lambda package: package.name not in DESCRIPTIONS)
         jobs = {pool.submit(read_package, package, folder): package for package in largest_first}
