@@ -33,6 +33,7 @@ from experiments.study.diffusion import (
 from experiments.study.papers.t5 import PAPER
 from experiments.study.recipe import FINETUNING_RATES
 from experiments.study.registry import REGISTRY, canonical_row, find, tables_of
+from experiments.study.scales import SCALES
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
 
@@ -77,6 +78,11 @@ OVERRIDES = {
 ARCHIVES = {"mini-start": "mini"}
 
 
+def scale_of(name):
+    """Return the scale of published runs, with which their name begins."""
+    return name.partition("-")[0]
+
+
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
     """A function from what is published to the folder of its runs, unpacked as docs/study.md says."""
@@ -109,7 +115,7 @@ def test_the_values_of_every_example_that_a_published_score_is_made_of_are_publi
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_report_on_the_published_runs_is_the_published_one(name, unpacked):
     tables = tables_of(find(PUBLISHED[name]))
-    made = write_report(tables, "mini", unpacked(name), overrides=OVERRIDES.get(name)).path
+    made = write_report(tables, scale_of(name), unpacked(name), overrides=OVERRIDES.get(name)).path
     results = DOCS / "results" / f"{name}.json"
     written, published = (
         json.loads(file.read_bytes())["tables"] for file in (made.with_name("results.json"), results)
@@ -149,7 +155,7 @@ def test_the_command_of_a_published_report_is_the_one_that_a_reader_types_beside
         "report",
         PUBLISHED[name],
         "--scale",
-        "mini",
+        scale_of(name),
         *(word for path, value in OVERRIDES.get(name, {}).items() for word in (f"--{path}", str(value))),
         "--runs",
         "runs",
@@ -159,7 +165,7 @@ def test_the_command_of_a_published_report_is_the_one_that_a_reader_types_beside
 
 
 def test_archives_and_reports_are_published_together():
-    files = {path.name for path in (DOCS / "results").glob("mini*")}
+    files = {path.name for scale in SCALES for path in (DOCS / "results").glob(f"{scale}*")}
     reports = {f"{name}{suffix}" for name in PUBLISHED for suffix in (".csv", ".json")}
     assert files == reports | {f"{ARCHIVES.get(name, name)}.tar.xz" for name in PUBLISHED}
 

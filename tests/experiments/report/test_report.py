@@ -118,12 +118,25 @@ def study(runs: Path, seeds: int = 2) -> Path:
     return runs
 
 
+@pytest.fixture
+def pictures():
+    """Asked for by a test that looks at the pictures of its reports."""
+
+
+@pytest.fixture(autouse=True)
+def _undrawn_pictures(request, monkeypatch):
+    """Write files without content in place of pictures, which take most of the time of a report."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(draw, "draw_plots", lambda grid: None)
+        monkeypatch.setattr(draw, "save_figure", lambda figure, out, dpi: out.write_bytes(b""))
+
+
 def written(runs, **options) -> tuple[report.Report, str]:
     made = report.write_report(RATES, "nano", runs, **options)
     return made, made.path.read_text()
 
 
-def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each_claim(tmp_path):
+def test_a_report_marks_the_differences_beyond_noise_and_gives_a_verdict_on_each_claim(tmp_path, pictures):
     made, text = written(study(tmp_path, seeds=4), command="lm report t5/6-corruption-rate")
     sheets = made.tables[RATES[0].name].sheets
     scores, claims, matched = sheets[""], sheets[CLAIMS["updates"]], sheets[CLAIMS["FLOP"]]
@@ -548,7 +561,7 @@ def test_four_rows_of_a_newcomer_have_every_right_of_ours(restored_registry, tmp
     assert made.tables["width"].figures["width"].x_label == "width [features]"
 
 
-def test_a_figure_is_drawn_again_only_if_its_panels_changed(tmp_path, monkeypatch):
+def test_a_figure_is_drawn_again_only_if_its_panels_changed(tmp_path, monkeypatch, pictures):
     made, _ = written(study(tmp_path))
     picture = made.path.parent / "t5-6-corruption-rate.png"
     drawn, save = [], draw.save_figure
