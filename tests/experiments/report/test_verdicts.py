@@ -8,7 +8,8 @@ import pytest
 
 from experiments.cli.power import power
 from experiments.figures.draw import draw_plots
-from experiments.report import power, report, text
+from experiments.report import power as table_power
+from experiments.report import report, text
 from experiments.report.comparison import Comparison, Mismatch, share_noise, typical_noise
 from experiments.report.export import report_data, sheet_csv, table_data
 from experiments.report.figures import table_figures
@@ -442,7 +443,7 @@ def test_the_seeds_that_find_a_difference_are_the_fewest_that_do(tmp_path, monke
         assert noise.seeds_to_find(noise.smallest_difference(count)) == count
     # of the examples alone, whose noise more seeds do not lessen
     noise = replace(noise, example_variance=1.0)
-    monkeypatch.setattr(power, "MAX_SEEDS", 100)
+    monkeypatch.setattr(table_power, "MAX_SEEDS", 100)
     assert noise.seeds_to_find(0.5) is None
     (sheet,) = seeds_sheet({"reading": noise}, 0.5).values()
     assert sheet["reading"][0].text == "more than 100"
