@@ -39,7 +39,7 @@ from experiments.study.names import file_name
 from experiments.study.overrides import command_line_overrides, explicit_overrides
 from experiments.study.paths import changed_runs, report_folder, run_folder
 from experiments.study.plugins import plugin_arguments
-from experiments.study.registry import REGISTRY, TABLES, build
+from experiments.study.registry import REGISTRY, TABLES, build, needs_text
 from experiments.study.scales import NOT_AVERAGED, SCALES
 from experiments.study.start import START_ONLY_ROW
 from experiments.study.table import SECOND_HAND, UNSURE, Table
@@ -103,8 +103,15 @@ def collect_runs(
             )
         results[name] = by_experiment[experiment]
     if not any(results[row.name] for table in tables for row in table.rows):
+        if not any(map(can_be_built, tables)):
+            raise SettingError(needs_text(tables[0].rows[0]))
         raise SettingError(_nothing_finished(tables, scale, runs, list(left_out), overrides or {}))
     return results, list(left_out)
+
+
+def can_be_built(table: Table) -> bool:
+    """Return whether any row of a table can be built."""
+    return any(not row.needs for row in table.rows)
 
 
 def _nothing_finished(
@@ -183,8 +190,7 @@ def write_report(
     path = folder / "report.md"
     for table_report in shown.values():
         save_figures(table_report.figures, folder)
-    waiting = [table.name for table in tables if table.name not in shown]
-    header = report_header(comparisons, scale, outcomes(shown), list(warnings), waiting, overridden)
+    header = report_header(comparisons, scale, shown, list(warnings), overridden)
     verdicts = [each.verdicts for each in shown.values()]
     summary = text.summary_sheet(reported, verdicts)
     if len(shown) > 1 and summary["table"]:
@@ -331,22 +337,29 @@ def outcomes(shown: Mapping[str, TableReport]) -> list[str]:
 def report_header(
     comparisons: Sequence[Comparison],
     scale: str,
-    outcome_lines: Sequence[str],
+    shown: Mapping[str, TableReport],
     left_out: Sequence[str],
-    waiting: Sequence[str],
     overridden: Overrides,
 ) -> str:
-    """Return what is written above all tables."""
-    baselines = {each.baseline.name: each.experiments[each.baseline.name] for each in comparisons}
+    """Return what is written above all tables, of which the ``shown`` are reported."""
+    tables = [comparison.table for comparison in comparisons]
+    baselines = {
+        each.baseline.name: each.experiments[each.baseline.name]
+        for each in comparisons
+        if not each.baseline.needs
+    }
     lines = [
-        f"# {report_title([comparison.table for comparison in comparisons])} at scale `{scale}`",
-        "\n".join(outcome_lines),
+        f"# {report_title(tables)} at scale `{scale}`",
+        "\n".join(outcomes(shown)),
         "\n".join(baseline_setup(name, experiment) for name, experiment in baselines.items()),
         f"▲ ▼: significantly better, worse than the baseline; ±: standard deviation over seeds; ↓: lower is "
         f"better ([how to read this](#{EXPLANATIONS})).",
     ]
-    if waiting:
+    not_shown = [table for table in tables if table.name not in shown]
+    if waiting := [table.name for table in not_shown if can_be_built(table)]:
         lines += [f"Nothing but the baseline has finished of: {', '.join(waiting)}."]
+    if lacking := [table.name for table in not_shown if not can_be_built(table)]:
+        lines += [f"This code lacks what the rows need of: {', '.join(lacking)}."]
     if left_out:
         reasons = ("; ".join(map(str.strip, line.splitlines())) for line in left_out)
         lines += ["Not counted:\n\n" + "\n".join(f"- `{line}`" for line in reasons)]

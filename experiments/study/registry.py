@@ -78,7 +78,8 @@ BUILTIN_TABLES = frozenset(TABLES)  # names of the tables of this project; plug-
 def add_table(table: Table) -> None:
     """Register a table with all of its rows.
 
-    Raise SettingError if a name is taken or cannot name a folder, or if the baseline is unknown.
+    Raise SettingError if a name is taken or cannot name a folder, if the baseline is unknown, or if it cannot
+    be built and another row can.
     """
     for row in table.rows:
         if row.table != table.name:
@@ -98,6 +99,7 @@ def add_table(table: Table) -> None:
             f"table {table.name!r}: there is no row {table.baseline!r}, its baseline"
             f"{did_you_mean(table.baseline, known)}"
         )
+    _check_baseline(table)
     TABLES[table.name] = table
     REGISTRY.update({row.name: row for row in table.rows})
 
@@ -114,8 +116,21 @@ def add_rows(
     table = TABLES[name]
     new = make_rows(name, rows, published or {}, table.paper, table.setup)
     _check_new_rows(new, TABLES)
-    TABLES[name] = replace(table, rows=(*table.rows, *new))
+    extended = replace(table, rows=(*table.rows, *new))
+    _check_baseline(extended)
+    TABLES[name] = extended
     REGISTRY.update({row.name: row for row in new})
+
+
+def _check_baseline(table: Table) -> None:
+    """Raise SettingError if a table's baseline cannot be built, and a row to be compared with it can."""
+    own_rows = {row.name: row for row in table.rows}
+    baseline = own_rows.get(table.baseline) or REGISTRY[table.baseline]
+    if baseline.needs and any(not row.needs for row in table.rows):
+        raise SettingError(
+            f"table {table.name!r}: its baseline, {needs_text(baseline)}; so no row can be compared with it: "
+            "name another baseline"
+        )
 
 
 def _check_new_rows(rows: Iterable[Row], tables: Iterable[str]) -> None:

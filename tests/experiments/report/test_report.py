@@ -770,6 +770,18 @@ def test_a_run_in_several_folders_counts_once_and_what_does_not_count_is_named(t
         written(tmp_path / "nowhere")
 
 
+def test_tables_whose_rows_this_code_cannot_build_are_named_beside_the_others(tmp_path):
+    finish(tmp_path, "jo/1-text8/transformer-ar", 0, 90.0)
+    finish(tmp_path, "jo/1-text8/mdlm", 0, 80.0)
+    made = report.write_report(tables_of(find("jo/*")), "nano", tmp_path)
+    text = made.path.read_text()
+    assert [*made.tables] == ["jo/1-text8"]
+    assert "Nothing but the baseline has finished of: jo/2-lm1b.\n" in text
+    assert "This code lacks what the rows need of: jo/5-objective.\n" in text
+    with pytest.raises(SettingError, match="row 'jo/5-objective/mse' cannot be built: it needs continuous"):
+        report.write_report(tables_of(find("jo/5-*")), "nano", tmp_path)
+
+
 HOSTILE = [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"", b"\0" * 9, b"9" * 5000]
 WRONG = [  # of what a run came to
     {"held_out_loss": 800.0},
