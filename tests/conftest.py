@@ -109,7 +109,7 @@ def pytest_unconfigure():
             shutil.rmtree(COMPILED)
 
 
-MAPS = 20_000  # pieces of memory that a process may have mapped when a module begins
+MAPS = 35_000  # pieces of memory that a process may have mapped when a module begins
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -15,7 +15,7 @@ ASKED = "import jax\njax.devices()"
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None or devices.has_accelerator(), reason="needs libtpu alone"
 )
-@pytest.mark.parametrize("first", ["", "import jax"])
+@pytest.mark.parametrize("first", [pytest.param("", marks=pytest.mark.slow), "import jax"])
 def test_a_library_that_only_plans_for_tpus_prints_nothing_where_there_is_none(first):
     unset = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     program = f"{first}\nimport lm.config.model\n{ASKED}"

@@ -3,6 +3,7 @@
 A number may differ by the tolerance that the file gives its function.
 """
 
+from collections import Counter
 from fnmatch import fnmatchcase
 from functools import partial
 
@@ -170,7 +171,19 @@ def compare(found, expected, tolerance):
 CASES = [case for case in PEERS["cases"] if case["fn"] in ADAPTERS and not left_out(case["id"])]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case["id"]) for case in CASES])
+QUICK_CASES = 3  # of each function; the others run with the slow tests
+
+
+def cases_of_functions():
+    """The cases as parameters of a test."""
+    counts = Counter()
+    for case in CASES:
+        counts[case["fn"]] += 1
+        marks = [] if counts[case["fn"]] <= QUICK_CASES else pytest.mark.slow
+        yield pytest.param(case, id=case["id"], marks=marks)
+
+
+@pytest.mark.parametrize("case", [*cases_of_functions()])
 def test_ours_gives_what_theirs_gave(case):
     loose = [tolerance for name, tolerance in FLOAT32.items() if case["fn"].startswith(name)]
     compare(

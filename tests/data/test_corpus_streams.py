@@ -46,7 +46,7 @@ def text_of(batch):
     return ids[batch.decoder.loss_weights > 0]
 
 
-@pytest.mark.parametrize("name", ["mass-style", "prefix-lm"])
+@pytest.mark.parametrize("name", ["mass-style", pytest.param("prefix-lm", marks=pytest.mark.slow)])
 def test_hosts_read_the_shards_of_their_own_rows_and_no_others(tmp_path, name):
     read = []
     for host in range(4):
@@ -84,7 +84,7 @@ def test_each_stream_has_its_text_once_an_epoch_and_another_order_in_the_next(tm
     assert (epochs[0] != epochs[1]).any()
 
 
-@pytest.mark.parametrize("name", ["mass-style", "prefix-lm"])
+@pytest.mark.parametrize("name", [pytest.param("mass-style", marks=pytest.mark.slow), "prefix-lm"])
 def test_going_on_reads_nothing_before_and_gives_the_same_rows_whatever_the_notes_say(tmp_path, name):
     whole = rows_in_streams(Watched.several(), tmp_path / "a", name=name)
     expected = [whole(step, slice(None)) for step in range(700)]

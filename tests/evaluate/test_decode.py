@@ -14,6 +14,7 @@ import pytest
 from decode_prompts import LENGTHS, cached_logits, prompts, with_special
 from recorded_cases import PEERS, left_out
 from small_models import ARCHITECTURES, make, run
+from variants import with_quick
 
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
@@ -53,7 +54,7 @@ def with_answers(batch, answers):
     return Batch(decoder=side), LENGTHS - 1
 
 
-@pytest.mark.parametrize("architecture", WRITING)
+@pytest.mark.parametrize("architecture", with_quick(("encoder-decoder", "decoder"), WRITING))
 def test_greedy_decoding_over_a_cache_takes_the_likeliest_tokens_of_the_full_forward_pass(architecture):
     model, batch = endless(architecture), prompts(architecture)
     found = decode(model, batch, Decoding(STEPS))

@@ -179,7 +179,7 @@ def test_a_window_of_one_token_scores_it_or_is_refused_where_that_token_has_to_b
         next(windows([10, 11], Window(1, 2), config))
 
 
-@pytest.mark.parametrize("start", [0, None])
+@pytest.mark.parametrize("start", [0, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_document_begins_behind_the_end_of_another_which_is_not_scored(start):
     model, documents, eos = make("decoder", special=SpecialTokens(start=start)), texts(8, [9, 3]), 1
     total = sum(by_hand_started(model, start, [eos], text) for text in documents)

@@ -112,7 +112,7 @@ def test_a_model_without_a_head_predicts_nothing_and_what_is_no_text_is_refused(
     ("pool", "of_row"),
     [
         ("first", lambda x: x[0]),
-        ("last", lambda x: x[-1]),
+        pytest.param("last", lambda x: x[-1], marks=pytest.mark.slow),
         ("mean", lambda x: x.mean(0)),
         (None, lambda x: x[0]),
     ],

@@ -42,7 +42,9 @@ def with_params(config, params):
     return jax.tree.unflatten(jax.tree.structure(model), leaves)
 
 
-@pytest.mark.parametrize("config", [LLAMA, T5_SHAPE], ids=["llama", "t5"])
+@pytest.mark.parametrize(
+    "config", [LLAMA, pytest.param(T5_SHAPE, marks=pytest.mark.slow)], ids=["llama", "t5"]
+)
 def test_a_decoder_that_became_one_of_two_stacks_reads_its_own_side_as_before(config):
     model, old = adapted(config, BOTH)
     batch = small_models.example(1, 5, 4)
@@ -75,7 +77,9 @@ def test_cross_attention_starts_as_self_attention_does_and_may_be_it():
     np.testing.assert_array_equal(params["decoder.blocks.cross.key.kernel"], cross_key)
 
 
-@pytest.mark.parametrize("architecture", ["encoder-decoder", "shared-encoder-decoder"])
+@pytest.mark.parametrize(
+    "architecture", ["encoder-decoder", pytest.param("shared-encoder-decoder", marks=pytest.mark.slow)]
+)
 def test_an_encoders_weights_are_those_of_both_stacks_and_cross_attention_is_random(architecture):
     """BERT2BERT, and BERTShare where one stack is both (Rothe et al. 2020)."""
     model, old = adapted(BERT, {"architecture": architecture})

@@ -180,8 +180,12 @@ def tokens_of(config, rows=2, length=8):
     [
         ("tpu", {"positions.kind": "relative"}),
         ("gpu", {"positions.kind": "alibi", "attention.implementation": "flash"}),
-        ("tpu", {"positions.kind": "rotary", "attention.num_key_value_heads": 1}),
-        ("cpu", {"positions.kind": "relative-per-layer"}),
+        pytest.param(
+            "tpu",
+            {"positions.kind": "rotary", "attention.num_key_value_heads": 1},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("cpu", {"positions.kind": "relative-per-layer"}, marks=pytest.mark.slow),
         (
             "cpu",
             {
@@ -206,7 +210,12 @@ def test_a_term_of_scores_is_trained_as_that_of_queries_by_each_implementation(m
 
 
 @pytest.mark.parametrize(
-    ("kind", "positions"), [("salient-keys", "relative"), ("salient-keys", "rotary"), ("distance", "none")]
+    ("kind", "positions"),
+    [
+        pytest.param("salient-keys", "relative", marks=pytest.mark.slow),
+        ("salient-keys", "rotary"),
+        ("distance", "none"),
+    ],
 )
 def test_a_term_of_scores_is_the_same_in_decoding_with_a_cache(kind, positions):
     config = with_mixer(changes(TINY, {"positions.kind": positions}), kind)

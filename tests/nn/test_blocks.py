@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from small_models import POSITIONS, TINY, cached_logits, example, features, influence, make, padded, run
+from variants import with_quick
 
 from lm.batch import Batch, Side
 from lm.config.attention import SparsityConfig
@@ -83,7 +84,7 @@ def test_without_feed_forward_and_norm_a_block_of_averages_is_linear_in_its_embe
     np.testing.assert_allclose(features(thrice, batch), 3 * features(once, batch), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("positions", ALL_POSITIONS)
+@pytest.mark.parametrize("positions", with_quick(("relative", "rotary", "alibi"), ALL_POSITIONS))
 def test_a_decoder_without_a_mask_reads_as_an_encoder(positions):
     """So it sees each token before it is to predict it, in its own segment and not in padding."""
     leak, encoder = of(

@@ -76,7 +76,9 @@ def test_no_token_changes_what_is_computed_before_it_and_packed_texts_are_those_
     assert (np.abs(after - before)[:, 5:].max(-1) > 1e-3).all()
 
 
-@pytest.mark.parametrize("config", [CONFIG, ROTARY], ids=["relative", "rotary"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(CONFIG, marks=pytest.mark.slow), ROTARY], ids=["relative", "rotary"]
+)
 def test_decoding_with_a_cache_computes_what_a_whole_row_does(config):
     model = model_of(config)
     tokens = np.random.default_rng(0).integers(2, 40, (2, 12))

@@ -14,6 +14,7 @@ import sharded_training
 import small_models
 from decode_prompts import with_special
 from flax import nnx
+from variants import with_quick
 
 from lm.batch import Batch, Side
 from lm.config.base import SettingError, changes
@@ -177,7 +178,7 @@ def gradients_and_states(run, *given):
     return jax.jit(jax.grad(total, tuple(range(len(given))), has_aux=True))(*given)
 
 
-@pytest.mark.parametrize("name", CELL_NAMES)
+@pytest.mark.parametrize("name", with_quick(("lstm",), CELL_NAMES))
 def test_a_later_segment_starts_from_its_own_state_which_alone_gets_its_gradient(name):
     cell = CELLS[name]
     weights, inputs, state, starts = drawn(cell)

@@ -77,6 +77,7 @@ VALUES = {
 }
 # by test_parity.py too, with published weights, or test_config_fields.py
 DECODED = {"query-and-key-norms", "one-norm", "unrolled-windows", "projected-tokens", "output-norm"}
+DECODED |= {"alternating-windows", "one-window-base", "narrow-values"}  # as "window-base", "value-width"
 TOKENS = np.random.default_rng(0).integers(0, 23, (2, 9))
 
 

@@ -52,7 +52,7 @@ def tuned(name, **head):
     [
         ("bert-base", {"kind": "classes", "classes": 3}, (1, 3)),
         ("gpt2", {"kind": "classes", "classes": 3, "pool": "last"}, (1, 3)),
-        ("bart-base", {"kind": "regression", "pool": "mean"}, (1,)),
+        pytest.param("bart-base", {"kind": "regression", "pool": "mean"}, (1,), marks=pytest.mark.slow),
         pytest.param("roberta-base", {"kind": "regression", "pool": "max"}, (1,), marks=pytest.mark.slow),
         ("bert-base", {"kind": "tokens", "classes": 5}, (1, 8, 5)),
         ("bert-base", {"kind": "span"}, (1, 2, 8)),

@@ -12,6 +12,7 @@ import toy
 from decode_prompts import with_special
 from flax import nnx
 from paths import GOLDEN
+from variants import with_quick
 
 from lm.batch import Batch, Side
 from lm.config.attention import SparsityConfig
@@ -72,7 +73,7 @@ def as_torch(mixer, arrays):
     return mixer
 
 
-@pytest.mark.parametrize("ways", ["one", "both"])
+@pytest.mark.parametrize("ways", ["one", pytest.param("both", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CELL_NAMES)
 def test_outputs_and_gradients_are_torchs_of_the_same_weights(name, ways):
     arrays = {what.split("/", 2)[2]: TORCH[what] for what in TORCH if what.startswith(f"{name}/{ways}/")}
@@ -128,7 +129,7 @@ def looped(cell, weights, inputs, state):
     return tuple(jnp.stack(states, axis=1) for states in zip(*rows, strict=True))
 
 
-@pytest.mark.parametrize("name", CELL_NAMES)
+@pytest.mark.parametrize("name", with_quick(("lstm", "rnn"), CELL_NAMES))
 def test_states_and_gradients_are_those_of_a_plain_loop_that_passes_over_padding_and_begins_segments_anew(
     name,
 ):

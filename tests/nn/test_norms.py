@@ -202,7 +202,7 @@ def test_a_cap_of_the_logits_bounds_them_and_keeps_their_order():
     np.testing.assert_allclose(run(capped, batch), 0.5 * np.tanh(run(plain, batch) / 0.5), atol=1e-6)
 
 
-@pytest.mark.parametrize("scores", ["scaled-dot", "bilinear"])
+@pytest.mark.parametrize("scores", [pytest.param("scaled-dot", marks=pytest.mark.slow), "bilinear"])
 def test_products_are_divided_by_the_root_of_the_query_scalar_which_is_d_kv_where_none_is_given(scores):
     base = changes(TINY, {"attention.scores": scores, "dropout": 0.0})
     same, other = (

@@ -27,7 +27,9 @@ def test_new_blocks_return_their_input(config):
     np.testing.assert_allclose(features(model, batch), model.embed(batch.decoder.tokens), atol=1e-6)
 
 
-@pytest.mark.parametrize("norm", ["none", "rms", pytest.param("layer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "norm", ["none", *(pytest.param(x, marks=pytest.mark.slow) for x in ("rms", "layer"))]
+)
 def test_rezero_adds_one_scalar_per_sublayer_and_is_pre_norm_when_all_are_1(norm):
     rezero, plain = (changes(TINY, {"residual": kind, "norm.kind": norm}) for kind in ("rezero", "pre-norm"))
     assert (

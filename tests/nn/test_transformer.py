@@ -29,6 +29,7 @@ from small_models import (
     tiny,
     with_side,
 )
+from variants import but_for
 
 from lm.batch import Batch, Side
 from lm.config.attention import RotaryConfig, SparsityConfig
@@ -73,14 +74,14 @@ LIKE_OTHERS |= {
     "encoder, one expert per token",
 }
 LIKE_OTHERS |= {f"encoder, {p}" for p in ("learned", "rotary", "alibi")}  # as the encoder of both stacks
+# parts whose other laws have files of their own
+OWN_FILES = {"evolved", "universal", "product-key memory", "redllm", "dense synthesizer", "funnel"}
+OWN_FILES |= {"lightweight convolution", "shared-encoder-decoder", "encoder-decoder, relative-keys"}
+OWN_FILES |= {"lstm decoder, none cross-attention", "encoder-decoder, learned", "encoder-decoder, alibi"}
 # what the cache of another one decodes, and computes nothing from other tokens
 DECODED_LIKE_OTHERS = {"shared-encoder-decoder", "decoder, adaptive embedding", "product-key memory"}
 DECODED_LIKE_OTHERS |= {"lightweight convolution"}  # as "decoder, dynamic convolution"
 DECODED_LIKE_OTHERS |= {"experts"}  # test_experts.py decodes with them
-
-
-def but_for(slow, names):
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names]
 
 
 def drawn(name):
@@ -98,7 +99,7 @@ def aligned(batch, config):
     )
 
 
-@pytest.mark.parametrize("name", but_for(PUBLISHED | LIKE_OTHERS, CONFIGS))
+@pytest.mark.parametrize("name", but_for(PUBLISHED | LIKE_OTHERS | OWN_FILES, CONFIGS))
 def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
     model = drawn(name)
     examples = [example(1, 5, 7, prefix=3), example(2, 6, 4, prefix=2)]
@@ -117,7 +118,7 @@ def test_a_packed_example_sees_only_itself_and_padding_changes_nothing(name):
 @pytest.mark.parametrize(
     "name",
     but_for(
-        PUBLISHED | LIKE_OTHERS | DECODED_LIKE_OTHERS,
+        PUBLISHED | LIKE_OTHERS | DECODED_LIKE_OTHERS | OWN_FILES,
         (name for name in DECODERS if CONFIGS[name].attention.mask == "causal"),
     ),
 )
@@ -164,7 +165,7 @@ def test_scanned_unrolled_and_recomputed_stacks_give_the_same_loss_and_gradients
             np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=f"{settings} {name}")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_remat_recomputes(dtype):
     batch = example(4, 5, 6)
 
@@ -236,7 +237,7 @@ def test_each_parameter_starts_with_the_standard_deviation_of_its_formula():
 
 
 # pre-norm, parallel, post-norm
-@pytest.mark.parametrize("name", ["encoder-decoder", "gpt-neox-20b", "bart-base"])
+@pytest.mark.parametrize("name", but_for({"bart-base"}, ("encoder-decoder", "gpt-neox-20b", "bart-base")))
 def test_a_new_adapter_changes_next_to_nothing_and_no_other_parameter(name):
     plain, batch = make(name), example(14, 5, 6)
     adapted = made(changes(CONFIGS[name], {"mlp.adapter_width": 4}))

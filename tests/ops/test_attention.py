@@ -83,7 +83,6 @@ ATTEND = {
 }
 # Interpreted kernels are slow to trace: the default run takes each of them through the hardest lines, and the
 # formula as XLA compiles it through those that "all of them" does not have.
-QUICK = {"all of them", "bfloat16"}
 PARTS = {"plain", "grouped heads", "causal", "scale", "logit cap", "T5's bias"}
 PARTS |= {"rows that see nothing", "dropout"}  # of "all of them" too: its mask is the same
 
@@ -133,7 +132,7 @@ def results_of_formula(case):
 
 
 def is_quick(attend, case):
-    return case in (CASES.keys() - PARTS if attend == "xla" else QUICK)
+    return case in (CASES.keys() - PARTS if attend == "xla" else {"all of them"})
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_no_expert_exceeds_its_capacity_and_no_token_its_number_of_experts(per_t
         assert all(slot[group].reshape(-1)[full[place]] == place for place in taken)
 
 
-@pytest.mark.parametrize("per_token", [1, 2])
+@pytest.mark.parametrize("per_token", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_padding_takes_no_capacity(per_token):
     _, weights, routes = routed(per_token, 2)
     found = np.asarray(mixed(X, weights, routes))

@@ -256,7 +256,7 @@ def flash_on(platform, **settings):
     return FlashAttention(BACKENDS[platform]._replace(**settings))
 
 
-@pytest.mark.parametrize("mask", ["segments", "causal"])
+@pytest.mark.parametrize("mask", ["segments", pytest.param("causal", marks=pytest.mark.slow)])
 def test_flash_is_three_kernels_for_a_gpu(mask):
     step, shapes = attention_step(flash_on("gpu"), 8192, mask)
     # from jax 0.11 on Pallas asks the mesh what kind of GPU it lowers for

@@ -36,7 +36,9 @@ def transposed(x, order):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "dtype", [jnp.bfloat16, pytest.param(jnp.float32, marks=pytest.mark.slow)], ids=["bfloat16", "float32"]
+)
 def test_products_and_gradients_agree_with_the_formula_in_float64(case, dtype):
     # XLA gives an array the order of axes that its neighbours suggest, and for some orders jaxlib on CPUs has
     # no product of bfloat16: the program then compiles, and fails when it runs.

@@ -40,7 +40,7 @@ def trained(steps, count=2, seed=0):
     return state, {name: float(value) for name, value in metrics.items()}
 
 
-@pytest.mark.parametrize("sizes, parts", [((), 4), ((2, 2, 2), 2)])
+@pytest.mark.parametrize("sizes, parts", [pytest.param((), 4, marks=pytest.mark.slow), ((2, 2, 2), 2)])
 def test_microbatches_with_ragged_targets_make_the_step_of_one_batch(sizes, parts):
     whole, numbers = trained(toy.steps(model=NO_DROPOUT))
     split, others = trained(toy.steps(*sizes, model=NO_DROPOUT, microbatches=parts))

@@ -77,7 +77,12 @@ def tuned_run(runs, family, **tuning):
     ("family", "tuning", "exported"),
     [
         ("bert", {"pool": "mean"}, "SentenceTransformer"),
-        ("roberta", {"pool": "first", "dense": "tanh"}, "RobertaForSequenceClassification"),
+        pytest.param(
+            "roberta",
+            {"pool": "first", "dense": "tanh"},
+            "RobertaForSequenceClassification",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("gpt2", {"pool": "last"}, "GPT2ForSequenceClassification", marks=pytest.mark.slow),
         pytest.param("llama", {"pool": "last"}, "LlamaForSequenceClassification", marks=pytest.mark.slow),
     ],
@@ -122,7 +127,7 @@ def test_a_model_below_its_head_pools_as_the_head_did(runs, tmp_path):
     np.testing.assert_allclose(vectors, load_run(folder).embed(PAIR), atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.slow), "roberta"])
 def test_the_code_in_the_card_of_a_tagger_tags_words_by_the_token_that_the_head_was_tuned_on(
     family, runs, tmp_path, monkeypatch, capsys
 ):

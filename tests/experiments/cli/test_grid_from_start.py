@@ -29,7 +29,14 @@ def checkpoint(runs, family):
 @pytest.mark.parametrize(
     ("family", "row", "given", "grid", "points"),
     [
-        ("bart", ROW, {}, ["model.num_decoder_layers=1,2", "model.dropout=0.2,0.3"], 4),
+        pytest.param(
+            "bart",
+            ROW,
+            {},
+            ["model.num_decoder_layers=1,2", "model.dropout=0.2,0.3"],
+            4,
+            marks=pytest.mark.slow,
+        ),
         ("llama", ROW, BOTH, ["model.num_decoder_layers=1,2"], 2),
         ("llama", ROW, {}, ["model.architecture=decoder,encoder-decoder"], 2),
         ("llama", "gpt/base", {"model.num_decoder_layers": 1}, ["model.dropout=0.2,0.3"], 2),

@@ -356,7 +356,9 @@ def test_a_kind_of_picture_that_cannot_be_drawn_is_refused():
         write_picture("masks", function_of("draw masks")(out=Path("x.foo")))
 
 
-@pytest.mark.parametrize("given", [TEXTS, HEADS, TEXTS | {"model.architecture": "decoder"}])
+@pytest.mark.parametrize(
+    "given", [pytest.param(TEXTS, marks=pytest.mark.slow), HEADS, TEXTS | {"model.architecture": "decoder"}]
+)
 def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tmp_path, capsys):
     folder, _, _ = run_of(runs, f"likelihood-{given.get('model.architecture')}", given)
     file, out = tmp_path / "lines.tsv", tmp_path / "out.jsonl"

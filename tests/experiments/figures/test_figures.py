@@ -18,6 +18,7 @@ from drawn import drawn_model
 from flax import nnx
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from paths import GOLDEN, ROOT
+from variants import with_quick
 
 from experiments.__main__ import dispatch
 from experiments.figures import FIGURES, benchmark
@@ -152,7 +153,7 @@ def test_a_learnt_bias_is_the_one_that_is_added_to_scores():
     assert max(distance) == 0
 
 
-@pytest.mark.parametrize("mixer", CELLS)
+@pytest.mark.parametrize("mixer", with_quick(("lstm",), CELLS))
 def test_a_states_gradient_is_the_one_of_jax(mixer):
     direction, x = direction_of(mixer), row(5)
     cell, weights = direction.cell, direction.state_weights(x.dtype)
@@ -217,7 +218,7 @@ def test_gates_of_a_gru_mix_the_state_before_with_a_new_one():
 
 
 @pytest.mark.parametrize("residual", ["pre-norm", "post-norm"])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_layers_states_are_those_of_its_direction_reading_what_the_mixer_reads(residual, shared):
     config = changes(DECODER, {"mixer.kind": "lstm", "residual": residual, "shared_layers": shared})
     model, batch = drawn_model(config), Batch(decoder=Side(tokens=jnp.array([[3, 1, 4, 1, 5]])))

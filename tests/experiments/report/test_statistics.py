@@ -5,6 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import scipy.stats
+from variants import with_quick
 
 from experiments.report.statistics import (
     ALPHA,
@@ -183,7 +184,7 @@ def test_a_planted_difference_is_found_as_often_as_the_design_says_in_many_trial
 HYPOTHESES = (("0", "1"), ("2", "1"), ("3", "2"), ("4", "2"), ("5", "6"))  # of a table of seven rows
 
 
-@pytest.mark.parametrize("seeds", [2, pytest.param(3, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("seeds", with_quick((5,), (2, 3, 5)))
 def test_simulated_tests_find_what_the_tests_of_a_table_find(seeds):
     rng, trials = np.random.default_rng(seeds), 300
     simulation = simulate_tests(HYPOTHESES, seeds, 0.0)

@@ -11,6 +11,7 @@ import pytest
 import small_corpus
 from commands import unboxed
 from tiny import TINY
+from variants import with_quick
 
 from experiments import __main__ as cli
 from experiments.cli.doctor import find_damage
@@ -199,7 +200,9 @@ def test_what_was_counted_is_not_counted_again(runs, finished, monkeypatch):
     assert finish(runs, BIGRAM)[1] == finished[BIGRAM][1]
 
 
-@pytest.mark.parametrize("tagging", ["most-frequent", "greedy", "beam", "viterbi"])
+@pytest.mark.parametrize(
+    "tagging", with_quick(("greedy", "viterbi"), ["most-frequent", "greedy", "beam", "viterbi"])
+)
 def test_a_tagger_run_scores_the_report_rows_as_its_model_tags_them(runs, finished, tagging):
     path, result = finish(runs, TAGGER, tagging, {"counts.tagging": tagging})
     (stage,), (_, prepared) = stages_of(path), prepared_of(runs, TAGGER)

@@ -146,8 +146,11 @@ def check_laws(row):
 @pytest.mark.parametrize(  # test_attention_subclass.py tries the term of scores of "salient"
     "row",
     [
-        pytest.param("attention-variants/salient", marks=pytest.mark.slow),
-        *(f"attention-variants/{kind}" for kind in ("gated", "differential", "log-distance")),
+        *(f"attention-variants/{kind}" for kind in ("gated", "log-distance")),
+        *(
+            pytest.param(f"attention-variants/{kind}", marks=pytest.mark.slow)
+            for kind in ("salient", "differential")
+        ),
     ],
 )
 def test_attention_of_the_guide_is_causal_packs_texts_and_decodes_with_its_cache(loads, row):

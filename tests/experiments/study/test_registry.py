@@ -15,6 +15,7 @@ import pytest
 from golden import make_setting_paths, make_study
 from paths import SHARED
 from rich.console import Console
+from variants import with_quick
 
 from experiments import __main__ as cli
 from experiments.cli import COMMANDS
@@ -77,7 +78,7 @@ def test_no_two_rows_of_a_table_are_equal(scale):
         assert len(set(built)) == len(built) or table.name == "tay/released-shapes", table.name
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", with_quick(("nano", "mini", "base"), SCALES))
 def test_the_settings_of_every_row_agree(scale):
     """The corpus is prepared only after this check, which takes minutes the first time."""
     for experiment in rows_at(scale).values():
