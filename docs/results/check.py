@@ -38,6 +38,7 @@ CHUNK = 500  # resamples at a time
 SIGNIFICANT_Z = 2.0
 UNCOMPARED = ("not yet learning", "out of range", "no common seed", "different targets", "same experiment")
 HELD_OUT = ("held-out loss", "bits per byte")
+TARGET_SETTINGS = ("corpus", "sentinels", "inputs_length")  # of the data, beside the objective
 EXACT = 1e-6  # relative error of what needs no resamples
 LOOSE = 0.06  # relative error of what does
 # share of resamples below which the ends of a 95 % interval lie, of two draws of RESAMPLES
@@ -77,12 +78,15 @@ class Archive:
     """The files of the runs that are needed."""
 
     scores: dict[str, dict] = field(default_factory=dict)  # path of scores.json -> its contents
+    settings: dict[str, dict] = field(default_factory=dict)  # path of settings.json -> its contents
     examples: dict[str, np.ndarray] = field(default_factory=dict)  # SHA-256 of a file -> values of examples
 
     def add(self, path: str, read: Callable[[], bytes]) -> None:
-        """Keep a file if it holds scores of a run or values of examples."""
+        """Keep a file if it holds scores or settings of a run, or values of examples."""
         if path.endswith("/scores.json"):
             self.scores[path] = json.loads(read())
+        elif path.endswith("/settings.json"):
+            self.settings[path] = json.loads(read())
         elif path.endswith(".npy") and "/report/" in path:
             contents = read()
             self.examples[hashlib.sha256(contents).hexdigest()] = np.load(io.BytesIO(contents))
@@ -93,6 +97,14 @@ class Archive:
         if len({json.dumps(self.scores[path]) for path in found}) != 1:
             raise SystemExit(f"there are {len(found)} runs in {folder}; one is needed")
         return self.scores[found[0]]
+
+    def targets(self, folder: str) -> list:
+        """Return the settings of the run in ``folder`` that decide which held-out tokens it predicts."""
+        settings = next(
+            found for path, found in self.settings.items() if f"/{path}".endswith(f"/{folder}/settings.json")
+        )
+        architecture = settings["model"]["architecture"].removeprefix("shared-")
+        return [settings["objective"], architecture, *(settings["data"][name] for name in TARGET_SETTINGS)]
 
 
 def read_archives(paths: Iterable[Path]) -> Archive:
@@ -343,7 +355,18 @@ class Table:
         self.control = control["row"]
         if folders:
             self._add(self.control, folders, 1, False, archive)
+        self.comparable = {
+            experiment
+            for experiment in self.runs
+            if self._targets(experiment, archive) == self._targets(self.baseline, archive)
+        }
         self._resample(archive)
+
+    def _targets(self, experiment: str, archive: Archive) -> list | None:
+        """Return what decides which held-out tokens the runs of an experiment predict; None without runs."""
+        if not self.runs[experiment]:
+            return None
+        return archive.targets(f"{self.folders[experiment]}/seed-{next(iter(self.runs[experiment]))}")
 
     def _add(
         self, experiment: str, folders: Mapping[int, str], updates: int, has_plateau: bool, archive: Archive
@@ -394,7 +417,13 @@ class Table:
         return {seed: run for seed, run in self.runs[experiment].items() if needed <= run.scores.keys()}
 
     def combined(self, experiment: str, group: str) -> dict[int, float]:
-        """Return seed -> average less the baseline's mean over common seeds."""
+        """Return seed -> average less the baseline's mean over common seeds.
+
+        Losses on held-out text are compared only between rows that predict the same tokens.
+        """
+        measures = {self.columns[name]["measure"] for name in self.weights(group)}
+        if "held-out loss" in measures and experiment not in self.comparable:
+            return {}
         own, base = self.scored(experiment), self.scored(self.baseline)
         if not base:
             return {}
