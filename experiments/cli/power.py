@@ -1,12 +1,17 @@
 """``lm power``: how small a difference the tables of the study can tell."""
 
 from math import inf
+from typing import TYPE_CHECKING
 
 from experiments.cli.settings import ConfigFile, Scale, Settings, Start, first_folder, given_changes
 from experiments.console import CONSOLE, RUNS, print_line, show_sheet
 from experiments.study.registry import find, tables_of
 from experiments.study.scales import DEFAULT_SCALE
 from lm.config.base import SettingError
+
+if TYPE_CHECKING:
+    from experiments.report.metrics import Group
+    from experiments.report.power import Noise
 
 
 def power(
@@ -46,8 +51,9 @@ def power(
     trainable = [row.name for row in rows if not row.needs]
     changes = given_changes(trainable, scale, settings, config, start, first_folder(runs))
     tables = compare_tables(tables_of(rows), scale, runs, changes, print_line)
-    comparisons = shown_comparisons(tables)
-    for comparison in comparisons:
+    measured: dict[str, dict[Group, Noise]] = {}  # by the names of tables
+    problems = []
+    for comparison in shown_comparisons(tables):
         try:
             if not comparison.groups:
                 raise SettingError(
@@ -55,13 +61,16 @@ def power(
                     "corpus, or fine-tune them on tasks (tuning.mixtures)"
                 )
             noises = {group: measure_noise(comparison, group) for group in comparison.groups}
+            measured[comparison.table.name] = noises
         except SettingError as error:  # a reason to end only if there is no other table
-            if len(comparisons) == 1:
-                raise
-            print_line(str(error))
-            continue
+            problems.append(str(error))
+    if not measured:
+        raise SettingError("\n".join(problems))
+    for name, noises in measured.items():
         sheets = power_sheets(noises) if difference is None else seeds_sheet(noises, difference)
         for title, sheet in sheets.items():
             print_line(title)
-            show_sheet(comparison.table.name, sheet)
+            show_sheet(name, sheet)
         CONSOLE.print(measurement_note(noises), highlight=False)
+    for problem in problems:
+        print_line(problem)

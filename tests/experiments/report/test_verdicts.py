@@ -1,5 +1,6 @@
 """From runs made by hand to verdicts on the paper's claims: columns that count, frames, rows that learn."""
 
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -424,6 +425,11 @@ def test_a_table_whose_runs_have_no_score_has_no_power_and_says_so(tmp_path, mon
         comparison.runs[name] = [replace(one, tasks={}, held_out_loss=None) for one in runs]
     monkeypatch.setattr(report, "compare_tables", lambda *_: [comparison])
     with pytest.raises(SettingError, match="t5/4-objective: none of its runs has a score"):
+        power(TABLE.name, settings={}, runs=(str(tmp_path),))
+    other = copy(comparison)
+    other.table = replace(TABLE, name="t5/5-other")
+    monkeypatch.setattr(report, "compare_tables", lambda *_: [comparison, other])
+    with pytest.raises(SettingError, match=r"(?s)t5/4-objective: none .*t5/5-other: none of its runs has"):
         power(TABLE.name, settings={}, runs=(str(tmp_path),))
 
 
