@@ -66,6 +66,7 @@ PUBLISHED = {
     "mini-recipe-masked-lm": "recipe-masked-lm",
     "mini-recipe-finetuning": "recipe-finetuning",
     "mini-history-rates": "history-rates",
+    **{f"nano-{paper}": f"{paper}/*" for paper in ("clark", "jo", "wang", "wettig")},
 }
 OVERRIDES = {
     "mini-8x-objective": {
@@ -516,6 +517,7 @@ def test_tau_counts_the_pairs_of_rows_that_stand_as_in_the_paper_less_those_that
 # and the pairs of mini-narang have a test of their own below.
 LONGEST = {"mini", "mini-start", "mini-8x-objective", "mini-narang", "mini-t5-9", "mini-t5-10", "mini-t5-12"}
 LONGEST |= {"mini-architectures", "mini-denoisers", "mini-recipe-finetuning"}
+LONGEST |= {name for name in PUBLISHED if scale_of(name) == "nano"}
 
 
 @pytest.mark.parametrize(
