@@ -52,7 +52,7 @@ the paper prints. z is the mean z-score of our runs: the difference from the bas
 deviations of a run](../words.md#words-of-this-project), ± its deviation over seeds. For tables judged by
 tasks, z and the verdicts are of the tasks that need their input; [the
 study](../study.md#what-came-out-at-mini) has those on language. Tables without published runs at `mini`
-show those at `nano`, with one seed: they show that the rows train, and decide no conclusion. Both columns
+show those at `nano`, with one seed: such runs show that rows train, and decide no conclusion. Both columns
 are empty until runs are published."""
 CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 
