@@ -433,7 +433,7 @@ def grid_points(grid: Sequence[str]) -> list[Overrides]:
     for text in grid:
         path, equals, values = text.partition("=")
         path = path.removeprefix("--").replace("-", "_")
-        if not equals or not values.strip(","):
+        if not equals or not values.strip(", "):
             raise SettingError(
                 f"--grid {text!r} should be SETTING=VALUE,VALUE, such as model.mlp.d_ff=128,256"
             )
@@ -457,7 +457,7 @@ def _any_experiment() -> Experiment:
 def _split(path: str, values: str) -> list[str]:
     """Return the values that commas separate outside of quotes.
 
-    SettingError for an open quote, or if there is no value before or after a comma.
+    SettingError for an open quote, or for nothing but blanks before or after a comma.
     """
     lexer = shlex.shlex(values, posix=True, punctuation_chars=",")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = "", True, ""
@@ -467,18 +467,18 @@ def _split(path: str, values: str) -> list[str]:
         raise SettingError(
             f"--grid {path}: {values!r} cannot be split ({error}); close the quote, or write \\ before it"
         ) from error
-    found, commas = tokens[::2], tokens[1::2]
-    if len(found) != len(commas) + 1 or set(commas) - {","}:  # commas that follow each other are one token
+    found, commas = tokens[::2], tokens[1::2]  # commas that follow each other are one token
+    if len(found) != len(commas) + 1 or set(commas) - {","} or any(map(str.isspace, found)):
         raise SettingError(
             f"--grid {path}: {values!r} lacks a value beside a comma; delete the comma, or write '' for an "
             "empty text"
         )
-    return found
+    return [value.strip() for value in found]
 
 
 def _grid_value(path: str, kind: Any, text: str) -> Overrides:
     """Return the setting as tyro reads ``text`` behind its option; a switch takes True or False."""
-    words = [f"--{path}", *(text.split() if get_origin(kind) is tuple else [text.strip()])]
+    words = [f"--{path}", *(text.split() if get_origin(kind) is tuple else [text])]
     if kind is bool and text in ("True", "False"):
         words = setting_arguments({path: text == "True"})
     try:

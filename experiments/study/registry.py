@@ -128,8 +128,8 @@ def _check_baseline(table: Table) -> None:
     baseline = own_rows.get(table.baseline) or REGISTRY[table.baseline]
     if baseline.needs and any(not row.needs for row in table.rows):
         raise SettingError(
-            f"table {table.name!r}: its baseline, {needs_text(baseline)}; so no row can be compared with it: "
-            "name another baseline"
+            f"table {table.name!r}: no row can be compared with its baseline, since {needs_text(baseline)}; "
+            "make a table with another baseline"
         )
 
 

@@ -16,7 +16,8 @@ def process_pool(
 ) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of ``workers`` new processes, each of which imports the script that runs.
 
-    After an error what has not begun is left out. SettingError if a process ends before its work is done.
+    An error leaves out the tasks that no process has been handed, and is raised when the others have ended.
+    SettingError if a process ends before its work is done.
     """
     # A fork would inherit jax's threads as they are.
     context = multiprocessing.get_context("spawn")
@@ -25,7 +26,7 @@ def process_pool(
             try:
                 yield pool
             except BaseException:
-                pool.shutdown(cancel_futures=True)  # waits: the executor's own shutdown would cancel nothing
+                pool.shutdown(cancel_futures=True)  # without waiting, the shutdown below would undo this
                 raise
     except BrokenProcessPool as error:
         raise SettingError(

@@ -224,7 +224,7 @@ def test_a_model_with_one_field_changed_has_the_logits_of_the_reference(name, ar
     np.testing.assert_allclose(logits(model), arrays[f"{name}/logits"], atol=atol)
 
 
-# those of another kind of model than families with a folder, or than each other
+# families whose models differ in kind from those with a folder, and from each other
 ALONE = {"pegasus", "mt5", "mpnet", "deberta", "falcon", "gemma3_text", "olmo2"}
 
 

@@ -100,7 +100,7 @@ def main_mask(arrays):
     return text(arrays, "decoder_" if "in/decoder_attention_mask" in arrays else "")
 
 
-# what a family's greedy tokens and their logits, or its losses, say too
+# families whose logits are compared with those of greedy tokens, or by their losses
 ALSO_WRITTEN = {"bart", "bloom_alibi", "gpt2", "llama_gqa", "marian_sinusoidal", "t5_v1_0", "bert"}
 
 

@@ -5,6 +5,8 @@ import pytest
 
 def with_quick(quick, names):
     """The names as parameters of a test, of which those that are not in ``quick`` are slow."""
+    names = [*names]
+    assert {*quick} <= {*names}, "a misspelt name would make a law slow"
     return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
 
 

@@ -315,13 +315,16 @@ def test_a_quote_in_a_grid_that_does_not_end_is_named(values):
     assert grid_points([r"data.corpus=text:it\'s"]) == [{"data.corpus": "text:it's"}]
 
 
-@pytest.mark.parametrize("values", ["0,,0.1", "0,", ",0", "0,0.1,,"])
+@pytest.mark.parametrize("values", ["0,,0.1", "0,", ",0", "0,0.1,,", "0, ,0.1", "0, "])
 def test_a_grid_that_lacks_a_value_beside_a_comma_is_refused(values):
     with pytest.raises(
         SettingError, match=rf"--grid model\.dropout: '{values}' lacks a value beside a comma"
     ):
         grid_points([f"model.dropout={values}"])
-    assert grid_points(["data.corpus='',a"]) == [{"data.corpus": ""}, {"data.corpus": "a"}]
+    with pytest.raises(SettingError, match="lacks a value beside a comma"):
+        grid_points(["data.corpus=a, ,b"])
+    assert grid_points(["data.corpus='', a"]) == [{"data.corpus": ""}, {"data.corpus": "a"}]
+    assert grid_points(["model.bias=True, False"]) == [{"model.bias": True}, {"model.bias": False}]
 
 
 def test_a_point_of_a_grid_is_the_run_of_its_settings_and_a_row_of_the_report(monkeypatch, tmp_path):

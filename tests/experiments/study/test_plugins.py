@@ -327,11 +327,11 @@ def test_a_command_finds_rows_by_the_environment_and_completes_them(loads, tmp_p
         ),
         (
             IMPORTS + "add_table(make_table('a', '', {'b': {}}, baseline='jo/5-objective/mse'))\n",
-            r"my\.py:3.*table 'a': its baseline, row 'jo/5-objective/mse' cannot be built: .* another",
+            r"my\.py:3.*table 'a': .* row 'jo/5-objective/mse' cannot be built: .* a table with another",
         ),
         (
             IMPORTS + "add_rows('jo/5-objective', {'b': {}})\n",
-            r"my\.py:3.*table 'jo/5-objective': its baseline, row .* cannot be built: .*another baseline",
+            r"my\.py:3.*table 'jo/5-objective': .* since row .* cannot be built: .* a table with another",
         ),
         (
             IMPORTS + "add_table(make_table('a', '', {'b': {}}, scale='nanno'))\n",
