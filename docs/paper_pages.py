@@ -53,7 +53,8 @@ deviations of a run](../words.md#words-of-this-project), ± its deviation over s
 tasks, z and the verdicts are of the tasks that need their input; [the
 study](../study.md#what-came-out-at-mini) has those on language. Tables without published runs at `mini`
 show those at `nano`, with one seed. These runs show that the rows train, and decide no conclusion. Their z is
-too large, since one seed does not show the noise between seeds. Both columns are empty until runs are published."""
+too large, since one seed does not show the noise between seeds. Both columns are empty until runs are
+published."""
 CLAIMS_HEAD = """# Which claims hold at 10^13 FLOP
 
 This page compares the conclusions of the papers with our runs at scale `mini`: about 10^13 FLOP of

@@ -355,11 +355,7 @@ class Table:
         self.control = control["row"]
         if folders:
             self._add(self.control, folders, 1, False, archive)
-        self.comparable = {
-            experiment
-            for experiment in self.runs
-            if self._targets(experiment, archive) == self._targets(self.baseline, archive)
-        }
+        self.targets = {experiment: self._targets(experiment, archive) for experiment in self.runs}
         self._resample(archive)
 
     def _targets(self, experiment: str, archive: Archive) -> list | None:
@@ -416,13 +412,14 @@ class Table:
         needed = {name for weights in self.data["weights"].values() for name in weights}
         return {seed: run for seed, run in self.runs[experiment].items() if needed <= run.scores.keys()}
 
-    def combined(self, experiment: str, group: str) -> dict[int, float]:
-        """Return seed -> average less the baseline's mean over common seeds.
+    def is_comparable(self, a: str, b: str, group: str) -> bool:
+        """Return whether two experiments predict the same tokens, or a group has no loss on held-out text."""
+        measures = {self.columns[name]["measure"] for name in self.data["weights"][group]}
+        return "held-out loss" not in measures or self.targets[a] == self.targets[b]
 
-        Losses on held-out text are compared only between rows that predict the same tokens.
-        """
-        measures = {self.columns[name]["measure"] for name in self.weights(group)}
-        if "held-out loss" in measures and experiment not in self.comparable:
+    def combined(self, experiment: str, group: str) -> dict[int, float]:
+        """Return seed -> average less the baseline's mean over common seeds."""
+        if not self.is_comparable(experiment, self.baseline, group):
             return {}
         own, base = self.scored(experiment), self.scored(self.baseline)
         if not base:
@@ -496,6 +493,8 @@ class Table:
 
     def pair(self, a: str, b: str, budget: str, group: str) -> Difference | str:
         """Return the difference of two experiments at an equal budget or, as a word, why there is none."""
+        if not self.is_comparable(a, b, group):
+            return "different targets"
         runs_a, runs_b = self.scored(a), self.scored(b)
         seeds = sorted(runs_a.keys() & runs_b.keys())
         if not seeds:
