@@ -25,8 +25,8 @@ from experiments.processes.progress import Reporter, reporting
 from lm.c4 import filters, pages, passes
 from lm.c4.passes import BOTH_SPLITS, CleaningConfig
 from lm.config.base import SettingError, diff, from_json, to_json
+from lm.data.corpus.process_pool import process_pool
 from lm.data.corpus.shards import HELD_OUT_SHARE
-from lm.data.process_pool import process_pool
 
 VERSION = "1.0.0"
 RANGE = 1 << 21  # hashes that one process compares at a time [spans]

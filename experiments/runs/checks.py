@@ -39,7 +39,7 @@ from lm.config.model import RECURRENT, LoraConfig, ModelConfig
 from lm.config.training import OptimizerConfig
 from lm.data.batches import Batches, check_batch_size
 from lm.data.checks import check_architecture, check_objective
-from lm.data.corpus.spec import corpus_parts, is_documentation
+from lm.data.corpus.spec import check_corpus_name, corpus_parts, is_documentation
 from lm.data.corpus.token_cache import GIGABYTE, token_cache_bytes
 from lm.data.documentation.pinned import OFFLINE
 from lm.data.packing import row_length
@@ -88,6 +88,9 @@ def check_devices(experiment: Experiment, devices: int) -> dict[str, int]:
 def check_agreement(experiment: Experiment) -> None:
     """Raise SettingError for settings that contradict each other, whatever the machine."""
     check_numbers(experiment)
+    if reads_corpus(experiment):
+        for part in corpus_parts(experiment.data.corpus):
+            check_corpus_name(part)
     if pretrains(experiment):
         check_phases(experiment)
         check_heads(experiment)
@@ -131,6 +134,11 @@ def check_mup(experiment: Experiment) -> None:
             f"model.mup.base={model.mup.base} has no rule for the new heads of tuning.heads={tuning.heads}: "
             "leave them out, or set model.mup.base=0"
         )
+
+
+def reads_corpus(experiment: Experiment) -> bool:
+    """Return whether the experiment pre-trains a network, or counts, on a corpus."""
+    return experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
 
 
 def pretrains(experiment: Experiment) -> bool:
@@ -268,8 +276,7 @@ def check_names(experiment: Experiment, sources: Sources) -> None:
         find_labelled(name)
     if data.vocabulary.endswith(".model") and not Path(data.vocabulary).is_file():
         raise SettingError(f"data.vocabulary={data.vocabulary!r} does not exist; name a .model file")
-    pretrains_on_corpus = experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
-    for part in corpus_parts(data.corpus) if pretrains_on_corpus else ():
+    for part in corpus_parts(data.corpus) if reads_corpus(experiment) else ():
         # The built-in text is made later, before the tasks that are made from it.
         if not is_documentation(part) or part == OFFLINE:
             sources.corpus(part, "train")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-USE = """from lm.data.process_pool import process_pool
+USE = """from lm.data.corpus.process_pool import process_pool
 
 if {guard}:
     with process_pool(1) as pool:
@@ -34,7 +34,11 @@ def test_a_script_that_a_process_cannot_import_is_told_how_to_write_it(place, tm
 
 def test_after_an_error_what_has_not_begun_is_left_out(tmp_path):
     script = tmp_path / "script.py"
-    lines = ["import time", "from pathlib import Path", "from lm.data.process_pool import process_pool"]
+    lines = [
+        "import time",
+        "from pathlib import Path",
+        "from lm.data.corpus.process_pool import process_pool",
+    ]
     lines += ['if __name__ == "__main__":', "    with process_pool(1) as pool:"]
     lines += ["        jobs = [pool.submit(time.sleep, 0.1)]"]
     lines += [f"        jobs += [pool.submit(Path({str(tmp_path)!r}, str(n)).touch) for n in range(50)]"]

@@ -81,7 +81,7 @@ def batches(factor: float, steps: float, rate: float) -> Changes:
 
 
 # 16 GB of text, and 160 GB; news, pages and stories are folders that the user must have.
-SOME_TEXT = corpus(WIKIPEDIA_AND_BOOKS, "documentation/topics + documentation/libraries")
+SOME_TEXT = corpus(WIKIPEDIA_AND_BOOKS, "documentation/operations + documentation/learning")
 MORE_TEXT = corpus(f"{WIKIPEDIA_AND_BOOKS} + text:cc-news + text:openwebtext + text:stories", "documentation")
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lm.config.base import SettingError
+from lm.data.corpus.process_pool import process_pool
 from lm.data.corpus.sampler import CorpusSampler
 from lm.data.corpus.token_cache import EncodedCorpus, encode_documents
-from lm.data.process_pool import process_pool
 
 WINDOWS_PER_TASK = 16
 SAMPLED_WINDOWS = 8  # from which costs are estimated

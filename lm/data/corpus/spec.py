@@ -21,6 +21,7 @@ from lm.data.corpus.readers import WINDOW_READERS
 from lm.data.corpus.shards import Shard, tfds_shards
 from lm.data.corpus.tables import TableRows, read_hub, read_table
 from lm.data.corpus.tfds import OnCorrupt, TfdsRows
+from lm.data.documentation.packages import INSTALLED, UNFILTERED, check_part
 
 
 def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = "stop") -> tuple[Shard, ...]:
@@ -39,11 +40,11 @@ def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = 
 
         part = kind.partition("/")[2]
         corpus.require_text(cache, part)
-        if part == corpus.INSTALLED:
+        if part == INSTALLED:
             _report("documentation/installed differs from machine to machine: its results do not compare")
             corpus.prepare_sets(cache, packages=corpus.DEFAULT, report=_report)
         else:
-            write_documentation(f"documentation/{part if part == 'unfiltered' else 'corpus'}", cache)
+            write_documentation(f"documentation/{part if part == UNFILTERED else 'corpus'}", cache)
         return corpus.documentation_shards(part, split, cache, on_corrupt)
     if kind == "tfds" and name:
         write_documentation(name, cache)
@@ -52,12 +53,13 @@ def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = 
 
 
 def check_corpus_name(spec: str, setting: str = "data.corpus") -> None:
-    """Raise SettingError unless a corpus, one of ``corpus_parts``, has a name of a kind that is known.
+    """Raise SettingError unless a corpus, one of ``corpus_parts``, has the name of a text or a known kind.
 
     setting: what names it, for the error.
     """
     kind, _, name = spec.partition(":")
     if kind.partition("/")[0] == "documentation" and not name:
+        check_part(kind.partition("/")[2])
         return
     if kind in ("tfds", *WINDOW_READERS) and name:
         return

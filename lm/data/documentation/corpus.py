@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm.c4.filters import hash_fraction
-from lm.config.base import SettingError, did_you_mean
+from lm.config.base import SettingError
 from lm.data.corpus.files import Split
+from lm.data.corpus.process_pool import process_pool
 from lm.data.corpus.shards import TfdsShard, select_records, tfds_shards
 from lm.data.corpus.tfds import OnCorrupt, Row, named_file_digest
 from lm.data.documentation.code_tags import code_tag_rows
@@ -34,11 +35,17 @@ from lm.data.documentation.docstrings import (
     unfiltered,
 )
 from lm.data.documentation.object_names import marked_modules, object_name_rows
-from lm.data.documentation.packages import PACKAGES, PARTS, TEXT_DIGEST
+from lm.data.documentation.packages import (
+    INSTALLED,
+    PACKAGES,
+    PARTS,
+    TEXT_DIGEST,
+    UNFILTERED,
+    check_part,
+)
 from lm.data.documentation.pinned import OFFLINE, pinned_documents, unfiltered_documents
 from lm.data.documentation.tasks import task_generators
 from lm.data.documentation.word_sequences import MAX_SEQUENCE_LENGTHS, random_sequences
-from lm.data.process_pool import process_pool
 from lm.files import json_with_checksum, parse_with_checksum, write
 
 # a document that is not in train is in a task's train, validation or report split by a second hash
@@ -66,7 +73,7 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
     "agreement": {"context": "text", "sentence": "text", "damaged": "text"},
     "determiners": {"context": "text", "sentence": "text", "damaged": "text"},
     "verb-forms": {"context": "text", "sentence": "text", "damaged": "text"},
-    "unfiltered": {"text": "text"},
+    UNFILTERED: {"text": "text"},
     "roles": {"tokens": "texts", "roles": "integers"},
     "entities": {"tokens": "texts", "entities": "integers"},
     **{f"sequences-{length}": {"text": "text"} for length in MAX_SEQUENCE_LENGTHS},
@@ -76,7 +83,6 @@ CORPUS_PARTS = {
     part: frozenset(name for package in PACKAGES if package.part == part for name in package.imports)
     for part in PARTS
 }
-INSTALLED = "installed"  # recorded in place of a digest where the text is that of the installed packages
 TEXT_FILE = "text.json"  # says which text the data sets of a folder are made of
 
 
@@ -118,8 +124,8 @@ def prepare_sets(
     cannot be written, or a package cannot be read.
     """
     home = Path(cache) / "tfds" / "documentation"
-    is_alone = name in SEPARATE_SETS or name == "unfiltered"
-    names = [name] if is_alone else [key for key in FEATURES if key not in (*SEPARATE_SETS, "unfiltered")]
+    is_alone = name in SEPARATE_SETS or name == UNFILTERED
+    names = [name] if is_alone else [key for key in FEATURES if key not in (*SEPARATE_SETS, UNFILTERED)]
     folders = [home / key / VERSION for key in names]
     if name not in SEPARATE_SETS:
         check_files_of_text(home)
@@ -134,12 +140,12 @@ def prepare_sets(
     wheels = Path(cache) / "wheels"
     digest = INSTALLED if packages is not None else TEXT_DIGEST
     # of the text that is in the cache already
-    if name == "unfiltered" and packages is None and recorded_digest(cache) == INSTALLED:
+    if name == UNFILTERED and packages is None and recorded_digest(cache) == INSTALLED:
         packages, digest = DEFAULT, INSTALLED
     sets: Iterable[tuple[str, Mapping[str, list[Row]]]]
     if name in SEPARATE_SETS:
         sets = [(name, SEPARATE_SETS[name](packages, wheels))]
-    elif name == "unfiltered":
+    elif name == UNFILTERED:
         raw = unfiltered_documents(wheels, report) if packages is None else unfiltered(packages)
         sets = [(name, by_split(raw))]
     elif packages is None:
@@ -254,17 +260,13 @@ def move_sets(written: Mapping[str, WrittenSet], home: Path) -> None:
 def documentation_shards(
     part: str, split: Split, cache: Path, corrupt: OnCorrupt = "stop"
 ) -> tuple[TfdsShard, ...]:
-    """Return the shards of a part of the corpus: "", "installed", "unfiltered", or one of CORPUS_PARTS.
-
-    SettingError with the nearest name if there is no such part.
-    """
-    if part in ("", INSTALLED, "unfiltered"):
-        name = "unfiltered" if part == "unfiltered" else "corpus"
-        return tfds_shards(f"documentation/{name}", split, cache, corrupt)
-    if part not in CORPUS_PARTS:
-        near = did_you_mean(part, (*CORPUS_PARTS, "unfiltered", INSTALLED))
-        raise SettingError(f"documentation has no part {part!r}{near}")
+    """Return the shards of a part of the corpus, one that ``check_part`` accepts."""
+    check_part(part)
+    if part == UNFILTERED:
+        return tfds_shards(f"documentation/{UNFILTERED}", split, cache, corrupt)
     shards = tfds_shards("documentation/corpus", split, cache, corrupt)
+    if part not in CORPUS_PARTS:  # all of it
+        return shards
     return select_records(shards, lambda row: row["name"].partition(".")[0] in CORPUS_PARTS[part])
 
 

@@ -5,6 +5,8 @@ Their versions and the digests of what is extracted from them are the same for e
 
 from typing import NamedTuple
 
+from lm.config.base import SettingError, did_you_mean
+
 # SHA-256 of names and texts of all documents, in order
 TEXT_DIGEST = "6a246c00a6931548224540c365180e6bae3a45bde3179dedc88c6b220e862510"
 
@@ -401,3 +403,11 @@ PACKAGES = (
     ),
 )
 PARTS = tuple(dict.fromkeys(package.part for package in PACKAGES))
+UNFILTERED = "unfiltered"  # the text before cleaning
+INSTALLED = "installed"  # the text of what is installed here; stands in place of a digest
+
+
+def check_part(part: str) -> None:
+    """Raise SettingError unless ``documentation/PART``, or ``documentation`` for "", is a text."""
+    if part not in (known := ("", *PARTS, UNFILTERED, INSTALLED)):
+        raise SettingError(f"documentation has no part {part!r}{did_you_mean(part, known[1:])}")

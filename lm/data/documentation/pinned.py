@@ -24,6 +24,7 @@ import numpy as np
 
 from lm.c4 import filters
 from lm.config.base import SettingError
+from lm.data.corpus.process_pool import process_pool
 from lm.data.documentation.descriptions import DESCRIPTIONS, Read, Strings, ansible_documentation
 from lm.data.documentation.docstrings import (
     NAME_OR_NUMBER,
@@ -36,7 +37,6 @@ from lm.data.documentation.docstrings import (
     split_of,
 )
 from lm.data.documentation.packages import PACKAGES, TEXT_DIGEST, Package
-from lm.data.process_pool import process_pool
 
 PROCESSES = 4  # of which some download while others extract
 SHINGLE = 13  # words in a row that held-out paragraphs may not share with a training document
