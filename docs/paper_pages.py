@@ -211,7 +211,7 @@ def verdicts_of(table: Table, results: Mapping[str, Any] | None) -> dict[Conclus
         if needs:
             verdicts[each] = f"needs {', '.join(dict.fromkeys(needs))}"
         elif each.pair not in tested:
-            verdicts[each] = "cannot be tested"
+            verdicts[each] = UNTESTABLE
         else:
             verdicts[each] = found.get(each.pair, "not run")
     return verdicts

@@ -23,8 +23,9 @@ def files(folder: Path) -> Iterator[Path]:
 
 
 def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return a member of an archive without the names and times of the machine that made it."""
+    """Return a member of an archive without the names, times and rights of the machine that made it."""
     member.uid = member.gid = member.mtime = 0
+    member.mode = 0o644
     member.uname = member.gname = ""
     return member
 
@@ -35,13 +36,15 @@ def main() -> None:
     parser.add_argument("archive", type=Path)
     parser.add_argument("folders", nargs="+")
     given = parser.parse_args()
+    found: list[Path] = []
+    for name in given.folders:  # before the archive is opened, which empties it
+        of_folder = [*files(given.runs / name)]
+        if not of_folder:
+            raise SystemExit(f"{given.runs / name} has no runs; it should be a folder such as mini/t5")
+        found += of_folder
     with tarfile.open(given.archive, "w:xz", preset=9) as archive:
-        for name in given.folders:
-            found = [*files(given.runs / name)]
-            if not found:
-                raise SystemExit(f"{given.runs / name} has no runs; it should be a folder such as mini/t5")
-            for path in found:
-                archive.add(path, path.relative_to(given.runs).as_posix(), filter=anonymous)
+        for path in dict.fromkeys(found):  # a folder may lie in another
+            archive.add(path, path.relative_to(given.runs).as_posix(), filter=anonymous)
 
 
 if __name__ == "__main__":

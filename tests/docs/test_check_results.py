@@ -1,6 +1,7 @@
 """The script that checks a report from outside (docs/results/check.py), on small runs made by hand."""
 
 import json
+import math
 import re
 from copy import deepcopy
 from dataclasses import replace
@@ -216,3 +217,77 @@ def test_a_claim_that_is_left_out_or_a_run_that_scored_otherwise_is_found(publis
     path = next(path for path in archive.scores if "bert-style/seed-1" in path)
     archive.scores[path]["tasks"]["cloze"]["metrics"]["bits_above_chance"] += 1
     assert check_script.check_report(report, archive).faults != []
+
+
+def test_a_figure_that_is_left_out_or_not_a_number_is_found_and_named(published, check_script):
+    runs, report = published
+    report = deepcopy(report)
+    table = report["tables"]["t5/4-objective"]
+    table["order"]["reading"]["tau"] = math.nan
+    first, second = (claim["verdicts"]["reading"]["updates"] for claim in table["claims"][:2])
+    first["difference"] = math.nan
+    first["interval"][0] = math.nan
+    del second["p"]
+    del second["multi-bootstrap"]
+    table["claims"][1]["z"] = None
+    row = table["rows"]["t5/4-objective/prefix-lm"]
+    del row["seeds"]["1"]["scores"]["cloze"]
+    del row["less the baseline's"]["restore"]
+    del row["combined"]["both"]
+    del table["rows"]["t5/4-objective/deshuffling"]["seeds"]["2"]
+    del table["claim counts"]["language"]
+    del report["claims of all tables"]["both"]["FLOP"]
+    found = faults(check_script, runs, report)
+    left_out = f"{table['claims'][1]['better']} > {table['claims'][1]['worse']}"
+    for label in (
+        "order, reading, tau: nan",
+        f"{CHOSEN}, reading, updates: nan",
+        f"{CHOSEN}, reading, updates: interval [nan",
+        f"{left_out}, reading, updates: p: None",
+        f"{left_out}, reading, updates: multi-bootstrap",
+        f"{left_out}: z",
+        "prefix-lm seed 1: cloze: None",
+        "prefix-lm less the baseline, restore: is there",
+        "prefix-lm: seeds with a combined score",
+        "deshuffling: seeds: [0, 1] in the report, [0, 1, 2] from the runs",
+        "groups of claims: ['both', 'reading']",
+        "all tables: groups of claims",
+    ):
+        assert any(label in line for line in found), label
+
+
+def test_a_verdict_is_borderline_only_if_another_draw_of_resamples_might_give_it(check_script):
+    ends = ((-0.1, 0.1), (0.9, 1.1))  # the lower may lie on either side of zero
+    test = check_script.Test(
+        0.5,
+        0.4,
+        (0.05, 1.0),
+        0.01,
+        0.3,
+        boot_ranges=ends,
+        p_range=(0.009, 0.011),
+        p_not_equivalent_range=(0.29, 0.31),
+    )
+    words = {check_script.claim_word(each, "better") for each in test.others()}
+    assert words == {"confirmed", "undecided"}
+    for word, borderline, differ in (("confirmed", 0, 0), ("undecided", 1, 0), ("contradicted", 0, 1)):
+        check = check_script.Check()
+        check.word("a claim", word, "confirmed", words)
+        assert (len(check.borderline), len(check.faults)) == (borderline, differ), word
+
+
+def test_a_small_p_of_tau_is_compared_within_the_error_of_random_orders(check_script):
+    scores = [float(i) for i in range(12)]
+    for theirs, due in ((scores, 4e-9), ([0.0, *scores[:-1]], 0.0)):  # exact without ties
+        check = check_script.Check()
+        check_script.check_tau_p(check, "p", due, scores, theirs)
+        assert check.faults == []
+        check_script.check_tau_p(check, "p", 0.009, scores, theirs)
+        assert len(check.faults) == 1
+
+
+def test_a_run_without_settings_is_named(published, check_script):
+    archive = check_script.read_archives([published[0]])
+    archive.settings.clear()
+    with pytest.raises(SystemExit, match=r"seed-0 has no settings\.json"):
+        check_script.check_report(published[1], archive)
