@@ -31,9 +31,11 @@ def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = 
     """
     if split not in ("train", "validation"):
         raise SettingError(f"split={split!r} of a corpus should be 'train' or 'validation'")
-    if len(parts := corpus_parts(spec)) > 1:
+    parts = corpus_parts(spec)
+    for part in parts:
+        check_corpus_name(part)
+    if len(parts) > 1:
         return sum((corpus_shards(part, split, cache, on_corrupt) for part in parts), ())
-    check_corpus_name(spec)
     kind, _, name = spec.partition(":")
     if kind.partition("/")[0] == "documentation" and not name:
         from lm.data.documentation import corpus  # imports TFDS, which takes seconds
