@@ -154,7 +154,10 @@ def test_what_is_no_text_is_an_error_that_names_file_and_offset(tmp_path):
     ("spec", "message"),
     [
         ("text:/nowhere/*.txt", "no file matches"),
-        ("documentation + documentation/operation", "no part 'operation'; did you mean 'operations'"),
+        (
+            "documentation + documentation/operation",
+            "data.corpus: documentation has no part 'operation'; did you mean 'operations'",
+        ),
         ("text:a+jsonl:b", r"data.corpus=text:a\+jsonl:b: join corpora by ' \+ ', with a blank on either"),
         ("text:a +documentation", r"join corpora by ' \+ '"),
         ("text:/nowhere/c++.txt", "no file matches"),

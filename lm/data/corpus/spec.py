@@ -61,7 +61,7 @@ def check_corpus_name(spec: str, setting: str = "data.corpus") -> None:
     """
     kind, _, name = spec.partition(":")
     if kind.partition("/")[0] == "documentation" and not name:
-        check_part(kind.partition("/")[2])
+        check_part(kind.partition("/")[2], setting)
         return
     if kind in ("tfds", *WINDOW_READERS) and name:
         return

@@ -407,7 +407,10 @@ UNFILTERED = "unfiltered"  # the text before cleaning
 INSTALLED = "installed"  # the text of what is installed here; stands in place of a digest
 
 
-def check_part(part: str) -> None:
-    """Raise SettingError unless ``documentation/PART``, or ``documentation`` for "", is a text."""
+def check_part(part: str, setting: str = "data.corpus") -> None:
+    """Raise SettingError unless ``documentation/PART``, or ``documentation`` for "", is a text.
+
+    setting: what names it, for the error.
+    """
     if part not in (known := ("", *PARTS, UNFILTERED, INSTALLED)):
-        raise SettingError(f"documentation has no part {part!r}{did_you_mean(part, known[1:])}")
+        raise SettingError(f"{setting}: documentation has no part {part!r}{did_you_mean(part, known[1:])}")
