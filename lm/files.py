@@ -194,6 +194,11 @@ def matches_checksum(path: Path) -> bool:
         return False
 
 
+def is_json_lines(path: Path) -> bool:
+    """Return whether a file has a JSON value per line, by the ending of its name."""
+    return path.suffix.lower() == ".jsonl"
+
+
 def split_lines(text: str) -> list[str]:
     """Return the lines of a text, split at newlines alone.
 

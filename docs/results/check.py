@@ -428,14 +428,14 @@ class Table:
         needed = {name for weights in self.data["weights"].values() for name in weights}
         return {seed: run for seed, run in self.runs[experiment].items() if needed <= run.scores.keys()}
 
-    def is_comparable(self, a: str, b: str, group: str) -> bool:
-        """Return whether two experiments predict the same tokens, or a group has no loss on held-out text."""
-        measures = {self.columns[name]["measure"] for name in self.data["weights"][group]}
+    def is_comparable(self, a: str, b: str, columns: Iterable[str]) -> bool:
+        """Return whether two experiments predict the same tokens, or no column is a loss on held-out text."""
+        measures = {self.columns[name]["measure"] for name in columns}
         return "held-out loss" not in measures or self.targets[a] == self.targets[b]
 
     def combined(self, experiment: str, group: str) -> dict[int, float]:
         """Return seed -> average less the baseline's mean over common seeds."""
-        if not self.is_comparable(experiment, self.baseline, group):
+        if not self.is_comparable(experiment, self.baseline, self.data["weights"][group]):
             return {}
         own, base = self.scored(experiment), self.scored(self.baseline)
         if not base:
@@ -509,7 +509,7 @@ class Table:
 
     def pair(self, a: str, b: str, budget: str, group: str) -> Difference | str:
         """Return the difference of two experiments at an equal budget or, as a word, why there is none."""
-        if not self.is_comparable(a, b, group):
+        if not self.is_comparable(a, b, self.data["weights"][group]):
             return "different targets"
         runs_a, runs_b = self.scored(a), self.scored(b)
         seeds = sorted(runs_a.keys() & runs_b.keys())
@@ -707,10 +707,7 @@ def check_rows(check: Check, table: Table) -> None:
             own, base = table.runs[experiment], table.runs[table.baseline]
             seeds = [s for s in sorted(own.keys() & base.keys()) if name in own[s].scores]
             seeds = [s for s in seeds if name in base[s].scores]
-            is_compared = (
-                column["measure"] != "held-out loss"
-                or table.targets[experiment] == table.targets[table.baseline]
-            )
+            is_compared = table.is_comparable(experiment, table.baseline, [name])
             has_difference = bool(seeds) and is_compared and experiment != table.baseline
             said = values["less the baseline's"].get(name)
             check.equal(f"{row} less the baseline, {name}: is there", said is not None, has_difference)

@@ -15,7 +15,7 @@ import numpy as np
 from experiments.cli.settings import Mixture
 from experiments.console import print_line
 from lm.config.base import SettingError
-from lm.files import atomic_file, check_characters, split_lines
+from lm.files import atomic_file, check_characters, is_json_lines, split_lines
 
 TABLE_ENDINGS = (".csv", ".tsv", ".parquet", ".json")  # of files whose lines are no texts
 
@@ -116,7 +116,7 @@ def check_ending(model: "TrainableModel", file: Path | None) -> None:
     """Raise SettingError if a file has texts, one per line, and the head reads lists, such as of words."""
     from lm.predictions import EXPECTED, READS_TEXTS  # with jax
 
-    if model.head is None or (file is not None and file.suffix.lower() == ".jsonl"):
+    if model.head is None or (file is not None and is_json_lines(file)):
         return
     kind = model.head.reader.task.kind
     if kind not in READS_TEXTS:
@@ -149,7 +149,7 @@ def read_lines(file: Path | None) -> list[Any]:
         if not line.strip():
             texts.append(None)
             continue
-        if file is None or file.suffix.lower() != ".jsonl":
+        if file is None or not is_json_lines(file):
             check_characters(line, f"{name} line {number}")
             texts.append(line)
             continue

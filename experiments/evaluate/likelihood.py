@@ -200,7 +200,7 @@ def read_texts(file: Path) -> list[tuple[str, str]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        if file.suffix.lower() == ".jsonl":
+        if files.is_json_lines(file):
             fields = parse_json(line, f"{file}, line {number},")
             if not isinstance(fields, dict):
                 fields = {}

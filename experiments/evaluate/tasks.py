@@ -415,7 +415,7 @@ def score_file(path: Path, name: str, selection: RowSelection) -> None:
     except OSError as error:
         raise SettingError(f"{path}, with an answer a line, cannot be read: {error.strerror}") from error
     answers = [
-        answer_of(task, line, f"{path}, line {number},", path.suffix.lower() == ".jsonl")
+        answer_of(task, line, f"{path}, line {number},", files.is_json_lines(path))
         for number, line in enumerate(lines, 1)
     ]
     examples = selection.select(task, selection.runs / "cache")

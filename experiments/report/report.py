@@ -103,15 +103,10 @@ def collect_runs(
             )
         results[name] = by_experiment[experiment]
     if not any(results[row.name] for table in tables for row in table.rows):
-        if not any(map(can_be_built, tables)):
+        if not any(table.can_be_built for table in tables):
             raise SettingError(needs_text(tables[0].rows[0]))
         raise SettingError(_nothing_finished(tables, scale, runs, list(left_out), overrides or {}))
     return results, list(left_out)
-
-
-def can_be_built(table: Table) -> bool:
-    """Return whether any row of a table can be built."""
-    return any(not row.needs for row in table.rows)
 
 
 def _nothing_finished(
@@ -356,9 +351,9 @@ def report_header(
         f"better ([how to read this](#{EXPLANATIONS})).",
     ]
     not_shown = [table for table in tables if table.name not in shown]
-    if waiting := [table.name for table in not_shown if can_be_built(table)]:
+    if waiting := [table.name for table in not_shown if table.can_be_built]:
         lines += [f"Nothing but the baseline has finished of: {', '.join(waiting)}."]
-    if lacking := [table.name for table in not_shown if not can_be_built(table)]:
+    if lacking := [table.name for table in not_shown if not table.can_be_built]:
         lines += [f"This code lacks what the rows need of: {', '.join(lacking)}."]
     if left_out:
         reasons = ("; ".join(map(str.strip, line.splitlines())) for line in left_out)

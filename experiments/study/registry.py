@@ -126,7 +126,7 @@ def _check_baseline(table: Table) -> None:
     """Raise SettingError if a table's baseline cannot be built, and a row to be compared with it can."""
     own_rows = {row.name: row for row in table.rows}
     baseline = own_rows.get(table.baseline) or REGISTRY[table.baseline]
-    if baseline.needs and any(not row.needs for row in table.rows):
+    if baseline.needs and table.can_be_built:
         raise SettingError(
             f"table {table.name!r}: no row can be compared with its baseline, since {needs_text(baseline)}; "
             "make a table with another baseline"

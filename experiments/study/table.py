@@ -256,6 +256,11 @@ class Table:
     # although the published scores are still printed.
     surrogate_data: bool = False
 
+    @property
+    def can_be_built(self) -> bool:
+        """Return whether this code has what any of the rows needs."""
+        return any(not row.needs for row in self.rows)
+
 
 def make_table(
     name: str,

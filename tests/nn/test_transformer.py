@@ -78,7 +78,7 @@ LIKE_OTHERS |= {f"encoder, {p}" for p in ("learned", "rotary", "alibi")}  # as t
 # parts whose other laws have files of their own
 OWN_FILES = {"evolved", "universal", "product-key memory", "redllm", "dense synthesizer", "funnel"}
 OWN_FILES |= {"lightweight convolution", "shared-encoder-decoder", "encoder-decoder, relative-keys"}
-OWN_FILES |= {"lstm decoder, none cross-attention", "encoder-decoder, learned", "encoder-decoder, alibi"}
+OWN_FILES |= {"lstm decoder, none cross-attention"}
 DECODED_HERE_ALONE = {"evolved", "encoder-decoder, relative-keys"}  # no file of theirs decodes
 # what the cache of another one decodes, and computes nothing from other tokens
 DECODED_LIKE_OTHERS = {"shared-encoder-decoder", "decoder, adaptive embedding", "product-key memory"}

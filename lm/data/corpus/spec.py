@@ -31,11 +31,11 @@ def corpus_shards(spec: str, split: Split, cache: Path, on_corrupt: OnCorrupt = 
     """
     if split not in ("train", "validation"):
         raise SettingError(f"split={split!r} of a corpus should be 'train' or 'validation'")
-    parts = corpus_parts(spec)
-    for part in parts:
-        check_corpus_name(part)
-    if len(parts) > 1:
-        return sum((corpus_shards(part, split, cache, on_corrupt) for part in parts), ())
+    names = corpus_parts(spec)
+    for each in names:  # before the text of one is made
+        check_corpus_name(each)
+    if len(names) > 1:
+        return sum((corpus_shards(each, split, cache, on_corrupt) for each in names), ())
     kind, _, name = spec.partition(":")
     if kind.partition("/")[0] == "documentation" and not name:
         from lm.data.documentation import corpus  # imports TFDS, which takes seconds

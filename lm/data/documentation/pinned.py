@@ -54,7 +54,7 @@ OFFLINE = "documentation/installed"  # corpus that needs no network
 
 
 class Docstring(NamedTuple):
-    """What is left of a docstring once C4's filters have cleaned it."""
+    """Holds what is left of a docstring once C4's filters have cleaned it."""
 
     paragraphs: list[str]
     keys: list[tuple[bytes, ...]]  # of each paragraph's sentences
@@ -62,7 +62,7 @@ class Docstring(NamedTuple):
 
 
 class PackageText(NamedTuple):
-    """What was extracted from a package, or in ``fault`` why it could not be read."""
+    """Holds what was extracted from a package, or in ``fault`` why it could not be read."""
 
     modules: list[tuple[str, list[Docstring]]]
     origin: str  # "installed" or "wheel"
