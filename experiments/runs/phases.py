@@ -64,6 +64,14 @@ def phase_model(experiment: Experiment, index: int) -> ModelConfig:
     return with_mask(experiment.model, mask, f"pretraining.phases[{index}].mask")
 
 
+def start_model(experiment: Experiment) -> ModelConfig:
+    """Return the model of the start, that of the first phase; an encoder gets a causal mask for a causal LM."""
+    model = phase_model(experiment, 0)
+    if mask_of(model) == "bidirectional" and not experiment.start.objective.has_inputs:
+        return with_mask(model, "causal", "start.objective")
+    return model
+
+
 def phase_settings(experiment: Experiment, index: int) -> Experiment:
     """Return the settings by which a phase is trained, as if it were the last phase of an experiment.
 

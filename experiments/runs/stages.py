@@ -45,7 +45,7 @@ from experiments.runs.paths import (
     scale_folder,
     start_folder,
 )
-from experiments.runs.phases import branch_step, phase_settings
+from experiments.runs.phases import branch_step, phase_settings, start_model
 from experiments.study.experiment import BASELINE, Experiment
 from lm.config.base import diff
 from lm.data.tasks.names import task_name
@@ -210,11 +210,13 @@ class SharedStages:
         """Return the start pre-training: a short one on the corpus for ``start.steps``, before the others.
 
         It ignores the settings in which experiments usually differ, such as objective and loss, so that all
-        with the same model, data and seed share it. Its attention mask and optimiser are the first phase's.
+        with the same model, data and seed share it. Its optimiser is the first phase's, and so is its attention
+        mask, except that a causal LM makes an encoder causal.
         """
-        settings = phase_settings(settings, 0)
+        model, settings = start_model(settings), phase_settings(settings, 0)
         start_settings = replace(
             settings,
+            model=model,
             objective=settings.start.objective,
             pretraining=replace(
                 settings.pretraining,

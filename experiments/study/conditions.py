@@ -45,12 +45,17 @@ DECODER_START: Condition = (
     | NO_CHECKPOINT
     | {"pretraining.steps": ABOVE_0}
 )
-ENCODER_START: Condition = (
-    NETWORK
-    | {"start.objective.targets": Values(IN_PLACE, description="encoders with an objective of encoders")}
-    | {"model.architecture": ("encoder",)}
-    | NO_CHECKPOINT
-    | {"pretraining.steps": ABOVE_0}
+_ENCODER: Condition = (
+    NETWORK | {"model.architecture": ("encoder",)} | NO_CHECKPOINT | {"pretraining.steps": ABOVE_0}
+)
+ENCODER_STARTS: Conditions = (
+    {"start.objective.targets": Values(IN_PLACE, description="encoders with an objective of encoders")}
+    | _ENCODER,
+    {
+        "start.objective.noise": Values(("everything",), description="encoders with a causal language model"),
+        "start.objective.inputs": ("drop",),
+    }
+    | _ENCODER,
 )
 
 HIDES_TOKENS = Values(exclude=HIDES_NOTHING)  # kinds of noise

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from experiments.study.conditions import (
     DECODER_START,
-    ENCODER_START,
+    ENCODER_STARTS,
     FINETUNED,
     FINETUNES,
     FINETUNES_HEADS,
@@ -190,10 +190,12 @@ class StartConfig:
     weights: Literal["trained", "random"] = setting("trained", {"model": GIVEN})
 
     # number of updates of a warm-up on the corpus before pre-training, with its optimiser and batch size; an
-    # encoder has one only if start.objective is an objective of encoders [steps]
-    steps: int = setting(0, (DECODER_START, ENCODER_START))
+    # encoder has one only if start.objective is an objective of encoders, or a causal language model, for which
+    # its mask is causal [steps]
+    steps: int = setting(0, (DECODER_START, *ENCODER_STARTS))
     objective: Objective = setting(
-        OBJECTIVES["bert-style"], (DECODER_START | {"steps": ABOVE_0}, ENCODER_START | {"steps": ABOVE_0})
+        OBJECTIVES["bert-style"],
+        tuple(condition | {"steps": ABOVE_0} for condition in (DECODER_START, *ENCODER_STARTS)),
     )
 
     def __post_init__(self):

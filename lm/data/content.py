@@ -2,7 +2,8 @@
 
 A target is a content token unless it is a sentinel, an EOS, or visible in the inputs at the same position: an
 unchanged word of a text that is reconstructed, or the prefix of a prefix decoder. ``Side.content``, bool
-[B,T], marks them in the decoder or, if there is none, in the encoder: its masked tokens. In the answers to a
+[B,T], marks them in the decoder or, if there is none, in the encoder. There they are all tokens that a masked
+LM predicts, also those that BERT shows unchanged: the model cannot know which these are. In the answers to a
 task all tokens but EOS are content tokens.
 """
 
@@ -18,7 +19,7 @@ NUM_FREQUENT = 10  # most frequent tokens, which a model predicts while it does 
 
 
 class UnigramBaseline(NamedTuple):
-    """What a model that knows token frequencies only reaches on content tokens."""
+    """What a model reaches on content tokens that knows token frequencies and, in an encoder, its own input."""
 
     loss: float | None  # [nats per content token]; None without content tokens, as in copying
     frequent_tokens: np.ndarray  # int32 [NUM_FREQUENT]: the most frequent; -1 where there are fewer
@@ -28,10 +29,13 @@ def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.nd
     """Return the unigram baseline on the content tokens of held-out ``batches``.
 
     The loss is the unigram cross-entropy plus the surprise that a content token comes next and no sentinel.
+    Where a masked LM shows some of the tokens that it predicts, unchanged or replaced (BERT), the model has
+    the best guess from the token at that position alone, without which copying would pass for learning.
     Frequencies are counted in ``batches`` and in ``text``, int [tokens], which they are made of: in a few
     thousand content tokens alone the entropy would be too low, the more so the fewer an objective has.
     """
-    sides = [batch.side("decoder" if "decoder" in batch.sides else "encoder") for batch in batches]
+    is_encoder = "decoder" not in batches[0].sides
+    sides = [batch.side("encoder" if is_encoder else "decoder") for batch in batches]
     targets = np.concatenate([side.targets for side in sides])
     is_content = np.concatenate([side.content for side in sides])
     segments = np.concatenate([side.segment_ids for side in sides])
@@ -42,10 +46,40 @@ def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.nd
     frequent_tokens = np.where(content_counts[frequent] > 0, frequent, -1).astype(np.int32)
     if not len(content_tokens):
         return UnigramBaseline(None, frequent_tokens)
-    entropy = -np.log(counts[content_tokens] / counts.sum()).mean()
+    frequencies = counts / counts.sum()
+    probabilities = frequencies[content_tokens]
+    if is_encoder:
+        inputs = np.concatenate([side.tokens for side in sides])[is_content]
+        probabilities = _guess_from_inputs(probabilities, content_tokens, inputs, frequencies, tokenizer)
+    entropy = -np.log(probabilities).mean()
     is_sentinel = (segments > 0) & ~is_content & (targets >= tokenizer.vocab_size - tokenizer.num_sentinels)
     loss = float(entropy) + _content_surprise(is_content, is_sentinel, segments)
     return UnigramBaseline(loss, frequent_tokens)
+
+
+def _guess_from_inputs(
+    probabilities: np.ndarray,
+    targets: np.ndarray,
+    inputs: np.ndarray,
+    frequencies: np.ndarray,
+    tokenizer: Tokenizer,
+) -> np.ndarray:
+    """Return the probabilities [N] of the targets of a masked LM, given the input token of each alone.
+
+    ``probabilities`` [N] are those of the targets without inputs, int [N], and ``frequencies`` [V] those of
+    all tokens. A shown token is the target itself or uniformly random; Bayes' rule says how likely each is.
+    Inputs without a mask token, as in causal encoders, show no targets.
+    """
+    is_shown = inputs != tokenizer.mask
+    if is_shown.all() or not is_shown.any():
+        return probabilities
+    shown, is_same = inputs[is_shown], (inputs == targets)[is_shown]
+    same = is_same.mean() * frequencies[shown]
+    random = (1 - is_same.mean()) / (tokenizer.vocab_size - tokenizer.first_regular_id)
+    share_same = same / (same + random)
+    guesses = probabilities.copy()
+    guesses[is_shown] = share_same * is_same + (1 - share_same) * probabilities[is_shown]
+    return guesses
 
 
 def _content_surprise(is_content: np.ndarray, is_sentinel: np.ndarray, segments: np.ndarray) -> float:

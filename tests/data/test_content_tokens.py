@@ -130,9 +130,10 @@ def drawn_text(objective, length=512):
     """Batches of a long text whose pieces are drawn from ``SHARES``, and the text."""
     tokens = np.random.default_rng(0).choice(np.arange(3, 273), 200_000, p=SHARES).astype(np.uint16)
     streams = CorpusSampler(OneWindow(EncodedDocuments(tokens, np.array([0, len(tokens)])), MANY), 1, 0)
-    architecture = {"causal-lm": "decoder", "masked-lm": "encoder"}.get(objective, "encoder-decoder")
+    architectures = {OBJECTIVES["causal-lm"]: "decoder", MASKED_LM: "encoder", MASKS_ONLY: "encoder"}
+    architecture = architectures.get(objective, "encoder-decoder")
     settings = {"architecture": architecture, "inputs_length": length, "batch_size": 64}
-    rows = pretraining_rows(streams, OBJECTIVES[objective], **settings)
+    rows = pretraining_rows(streams, objective, **settings)
     return [Batches(rows, 64)(step, slice(None)) for step in range(4)], tokens
 
 
@@ -140,6 +141,8 @@ SHARES = 1 / np.arange(1, 271)
 SHARES /= SHARES.sum()
 ENTROPY = -(SHARES * np.log(SHARES)).sum()
 MANY = replace(VOCABULARY, num_sentinels=150, vocab_size=450)
+MASKED_LM = OBJECTIVES["masked-lm"]
+MASKS_ONLY = replace(MASKED_LM, inputs="masks")
 
 
 @pytest.mark.parametrize(
@@ -151,27 +154,44 @@ MANY = replace(VOCABULARY, num_sentinels=150, vocab_size=450)
         ("prefix-lm", 0.0),
         ("deshuffling", 0.0),
         ("causal-lm", 0.0),
-        ("masked-lm", 0.0),
         ("drop-tokens", 0.0),
     ],
 )
 def test_without_context_a_model_knows_how_frequent_pieces_are_and_how_often_a_run_goes_on(name, surprise):
-    batches, tokens = drawn_text(name)
+    batches, tokens = drawn_text(OBJECTIVES[name])
     loss, frequent = unigram_baseline(batches, MANY, tokens)
     assert loss == pytest.approx(ENTROPY + surprise, abs=0.02)
     assert sorted(frequent) == list(range(3, 13))
 
 
+def test_without_context_a_masked_model_knows_the_tokens_that_it_is_shown_and_no_more():
+    """The loss is the entropy of the target given the input at its place, from their joint distribution."""
+    batches, tokens = drawn_text(MASKS_ONLY)
+    assert unigram_baseline(batches, MANY, tokens).loss == pytest.approx(ENTROPY, abs=0.02)
+
+    first, size = MANY.first_regular_id, MANY.vocab_size
+    frequencies = np.zeros(size)
+    frequencies[3:273] = SHARES
+    is_random = (np.arange(size) >= first) / (size - first)
+    joint = 0.1 * np.diag(frequencies) + 0.1 * np.outer(frequencies, is_random)  # [target, shown token]
+    joint[:, MANY.mask] += 0.8 * frequencies
+    given_input = joint / np.maximum(joint.sum(axis=0), 1e-12)
+    expected = -(joint * np.log(np.maximum(given_input, 1e-12))).sum()
+    assert expected < ENTROPY - 0.3  # more than a plateau's margin is copied
+    batches, tokens = drawn_text(MASKED_LM)
+    assert unigram_baseline(batches, MANY, tokens).loss == pytest.approx(expected, abs=0.03)
+
+
 def test_without_content_tokens_there_is_no_loss_without_context():
     for name in COPYING:
-        batches, tokens = drawn_text(name)
+        batches, tokens = drawn_text(OBJECTIVES[name])
         baseline = unigram_baseline(batches, MANY, tokens)
         assert baseline.loss is None and (baseline.frequent_tokens == -1).all()
 
 
 def test_a_few_content_tokens_are_judged_like_many():
     """Their own entropy would be far lower than that of the text: 3.9 of 4.6 nats here."""
-    batches, tokens = drawn_text("drop-tokens", length=60)
+    batches, tokens = drawn_text(OBJECTIVES["drop-tokens"], length=60)
     few = [batches[0].map(lambda values: values[:8])]
     assert few[0].decoder.content.sum() < 100
     assert unigram_baseline(few, MANY, tokens).loss == pytest.approx(ENTROPY, abs=0.5)

@@ -306,13 +306,14 @@ def teacher_checkpoint(run: Path) -> ExternalCheckpoint:
 def has_start_pretraining(experiment: Experiment) -> bool:
     """Return whether the start pre-training, a short one that experiments share, precedes pre-training.
 
-    At the small scales its default objective suits models with a decoder. An encoder has no start
-    pre-training, therefore, unless the experiment or the command line chooses a masked LM as its objective.
+    At the small scales its default objective, which copies, suits models with a decoder. An encoder has no
+    start pre-training, therefore, unless the experiment or the command line chooses a masked or a causal LM.
     """
     start = experiment.start
     if not start.steps or start.model:
         return False
-    return start.objective.is_mlm or phase_model(experiment, 0).has_decoder
+    suits_encoder = start.objective.is_mlm or not start.objective.has_inputs
+    return suits_encoder or phase_model(experiment, 0).has_decoder
 
 
 # settings of data that say how it is loaded

@@ -388,6 +388,15 @@ def test_an_encoder_decoder_keeps_its_masks():
 # ---- the start of encoders
 
 
+def test_a_causal_start_of_an_encoder_is_the_causal_phase_of_as_many_steps():
+    started = encoder(start__steps=3, start__objective=CLM)
+    first, main, *_ = stages(started)
+    assert first.is_start_pretraining and first.settings.model.is_causal_encoder
+    assert main.parent == first and not main.settings.model.is_causal_encoder
+    alone = stages(encoder(objective=CLM, pretraining__mask="causal", pretraining__steps=3))[0]
+    assert first.folder == alone.folder
+
+
 def test_an_encoder_has_a_start_if_its_objective_is_of_encoders_and_is_told_otherwise():
     started = encoder(start__steps=3, start__objective=MLM)
     first, main, *_ = stages(started)
