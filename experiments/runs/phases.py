@@ -65,7 +65,10 @@ def phase_model(experiment: Experiment, index: int) -> ModelConfig:
 
 
 def start_model(experiment: Experiment) -> ModelConfig:
-    """Return the model of the start, that of the first phase; an encoder gets a causal mask for a causal LM."""
+    """Return the model of the start, which is that of the first phase.
+
+    For a causal LM an encoder gets a causal mask.
+    """
     model = phase_model(experiment, 0)
     if mask_of(model) == "bidirectional" and not experiment.start.objective.has_inputs:
         return with_mask(model, "causal", "start.objective")

@@ -210,8 +210,8 @@ class SharedStages:
         """Return the start pre-training: a short one on the corpus for ``start.steps``, before the others.
 
         It ignores the settings in which experiments usually differ, such as objective and loss, so that all
-        with the same model, data and seed share it. Its optimiser is the first phase's, and so is its attention
-        mask, except that a causal LM makes an encoder causal.
+        with the same model, data and seed share it. Its optimiser is the first phase's, and so is its
+        attention mask, except that a causal LM makes an encoder causal.
         """
         model, settings = start_model(settings), phase_settings(settings, 0)
         start_settings = replace(

@@ -45,17 +45,20 @@ DECODER_START: Condition = (
     | NO_CHECKPOINT
     | {"pretraining.steps": ABOVE_0}
 )
-_ENCODER: Condition = (
-    NETWORK | {"model.architecture": ("encoder",)} | NO_CHECKPOINT | {"pretraining.steps": ABOVE_0}
-)
-ENCODER_STARTS: Conditions = (
-    {"start.objective.targets": Values(IN_PLACE, description="encoders with an objective of encoders")}
-    | _ENCODER,
-    {
-        "start.objective.noise": Values(("everything",), description="encoders with a causal language model"),
-        "start.objective.inputs": ("drop",),
-    }
-    | _ENCODER,
+_STARTS_AS_MASKED_LM: Condition = {
+    "start.objective.targets": Values(IN_PLACE, description="encoders with an objective of encoders")
+}
+_STARTS_AS_CAUSAL_LM: Condition = {
+    "start.objective.noise": Values(("everything",), description="encoders with a causal language model"),
+    "start.objective.inputs": ("drop",),
+}
+ENCODER_STARTS: Conditions = tuple(
+    NETWORK
+    | objective
+    | {"model.architecture": ("encoder",)}
+    | NO_CHECKPOINT
+    | {"pretraining.steps": ABOVE_0}
+    for objective in (_STARTS_AS_MASKED_LM, _STARTS_AS_CAUSAL_LM)
 )
 
 HIDES_TOKENS = Values(exclude=HIDES_NOTHING)  # kinds of noise

@@ -190,8 +190,8 @@ class StartConfig:
     weights: Literal["trained", "random"] = setting("trained", {"model": GIVEN})
 
     # number of updates of a warm-up on the corpus before pre-training, with its optimiser and batch size; an
-    # encoder has one only if start.objective is an objective of encoders, or a causal language model, for which
-    # its mask is causal [steps]
+    # encoder has one only if start.objective is an objective of encoders, or a causal language model, which
+    # makes its mask causal [steps]
     steps: int = setting(0, (DECODER_START, *ENCODER_STARTS))
     objective: Objective = setting(
         OBJECTIVES["bert-style"],

@@ -19,7 +19,10 @@ NUM_FREQUENT = 10  # most frequent tokens, which a model predicts while it does 
 
 
 class UnigramBaseline(NamedTuple):
-    """What a model reaches on content tokens that knows token frequencies and, in an encoder, its own input."""
+    """What a model without context reaches on content tokens.
+
+    It knows how frequent tokens are and, in a masked LM, the input at the place of the target.
+    """
 
     loss: float | None  # [nats per content token]; None without content tokens, as in copying
     frequent_tokens: np.ndarray  # int32 [NUM_FREQUENT]: the most frequent; -1 where there are fewer

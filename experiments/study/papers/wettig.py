@@ -22,8 +22,8 @@ from lm.objectives.denoising import OBJECTIVES
 
 _SCORES = PublishedScores(Path(__file__).with_name("wettig_scores.json"))
 STEPS = 23_000
-# At the small scales a start as a causal LM, since encoders with learned positions stay on the unigram plateau
-# for thousands of updates (docs/study.md).
+# At the small scales rows start as a causal LM, since encoders with learned positions stay on the unigram
+# plateau for thousands of updates (docs/study.md).
 MASKED: Changes = (
     BERT
     | NO_NSP

@@ -49,9 +49,9 @@ AS_DECODER = {"tuning.heads": ("acceptability",), **LINEAR}
 CAUSAL = PretrainingPhase(3 / 8, CLM, "causal")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """A cache that holds a small documentation corpus; and a scale ``tiny``."""
+    """A cache that holds a small documentation corpus; and a scale ``tiny``, which all tests build rows at."""
     folder = tmp_path_factory.mktemp("runs") / "cache"
     small_corpus.prepare(folder)
     SCALES["tiny"] = SMALL
@@ -361,7 +361,6 @@ def test_masks_that_suit_neither_the_objective_nor_the_model_are_refused_by_name
         check_phases(experiment)
 
 
-@pytest.mark.usefixtures("cache")  # which makes the scale ``tiny``
 @pytest.mark.parametrize(("fraction", "refused"), [(0.5, True), (0.55, True), (0.75, False)])
 def test_a_branch_is_refused_if_the_phase_whose_checkpoint_it_tunes_trains_an_encoder(fraction, refused):
     phase = PretrainingPhase(0.5, MLM, "bidirectional")
