@@ -51,7 +51,7 @@ CAUSAL = PretrainingPhase(3 / 8, CLM, "causal")
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """A cache that holds a small documentation corpus; and a scale ``tiny``, which all tests build rows at."""
+    """A cache that holds a small documentation corpus; and the scale ``tiny`` of all rows in these tests."""
     folder = tmp_path_factory.mktemp("runs") / "cache"
     small_corpus.prepare(folder)
     SCALES["tiny"] = SMALL
