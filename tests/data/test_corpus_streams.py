@@ -256,6 +256,18 @@ def test_a_compressed_file_with_any_byte_changed_is_named_as_a_corpus_and_as_a_t
                 read()
 
 
+def test_a_compressed_file_that_was_replaced_is_read_anew_from_any_window(tmp_path):
+    path, windows = tmp_path / "a.jsonl.gz", []
+    for word in ("old", "new"):
+        lines = "".join(f'{{"text": "{word} text {number}"}}\n' for number in range(100))
+        (tmp_path / "draft").write_bytes(gzip.compress(lines.encode()))
+        (tmp_path / "draft").replace(path)
+        (shard,) = file_shards("jsonl", str(path), "train")
+        windows.append(shard.read(len(windows), 1_000).documents)
+    assert {text.split()[0] for text in windows[0]} == {"old"}
+    assert {text.split()[0] for text in windows[1]} == {"new"}
+
+
 def test_half_a_character_in_json_is_read_as_a_mark_that_any_tokenizer_takes(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(rf'{{"text": "cut \ud83d in {number}"}}' for number in range(50)))
