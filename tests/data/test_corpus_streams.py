@@ -227,8 +227,12 @@ def test_damaged_lines_and_files_are_named_and_left_out_if_asked(tmp_path):
     with pytest.raises(DataError, match=r"b\.jsonl\.gz is damaged or cut off"):
         corpus_shards(f"jsonl:{tmp_path / 'b.jsonl.gz'}", "train", tmp_path)
     parquet.write_table(pyarrow.table({"words": ["a"]}), tmp_path / "c.parquet")
-    with pytest.raises(DataError, match=r"c\.parquet has no column 'text', but \['words'\]"):
+    with pytest.raises(DataError, match=r"c\.parquet should have one column 'text', not \['words'\]"):
         corpus_shards(f"parquet:{tmp_path / 'c.parquet'}", "train", tmp_path)
+    twice = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+    parquet.write_table(twice, tmp_path / "g.parquet")
+    with pytest.raises(DataError, match=r"should have one column 'text', not \['text', 'text'\]"):
+        corpus_shards(f"parquet:{tmp_path / 'g.parquet'}", "train", tmp_path)
     (tmp_path / "d.parquet").write_bytes(b"no parquet")
     with pytest.raises(DataError, match=r"d\.parquet cannot be read as parquet"):
         corpus_shards(f"parquet:{tmp_path / 'd.parquet'}", "train", tmp_path)

@@ -239,7 +239,7 @@ def read_parquet(
 ) -> WindowText | None:
     """Return the texts of the row groups that make up a window; a row group is the smallest unit to read.
 
-    DataError if the file is damaged or has no column ``text`` of texts. None after the last window.
+    DataError if the file is damaged or has not one column ``text``, of texts. None after the last window.
     """
     import pyarrow
     from pyarrow import parquet
@@ -247,8 +247,9 @@ def read_parquet(
     (path,) = paths
     try:
         with parquet.ParquetFile(path) as file:
-            if TEXT_FIELD not in file.schema_arrow.names:
-                raise DataError(f"{path} has no column {TEXT_FIELD!r}, but {file.schema_arrow.names}")
+            columns = file.schema_arrow.names
+            if columns.count(TEXT_FIELD) != 1:
+                raise DataError(f"{path} should have one column {TEXT_FIELD!r}, not {columns}")
             sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
             windows = _group_by_window(sizes, window_bytes) or [[]]
             if window >= len(windows):
