@@ -95,7 +95,8 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     with _open_text(path, newline="") as file:
         first = file.readline()
-        if delimiter not in first and (other := next((sign for sign in ";\t|" if sign in first), None)):
+        other = next((sign for sign in ";\t|" if sign in first), None)
+        if other and delimiter not in first:
             reason = f"columns are separated by {other!r}: save the file with {delimiter!r} between them"
             raise DataError(f"{path}, line 1: {reason}")
         file.seek(0)

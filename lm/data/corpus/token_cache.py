@@ -198,8 +198,8 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> EncodedD
 def concatenate(parts: Sequence[EncodedDocuments]) -> EncodedDocuments:
     """Return all documents of the parts in order.
 
-    The result is truncated if the last part is. A document that truncation has cut at the end of an earlier
-    part is then not marked.
+    The result is marked as truncated if the last part is. Nothing marks a document that is cut at the end of
+    an earlier part.
     """
     if not parts:
         return EncodedDocuments(np.zeros(0, np.uint16), np.zeros(1, np.int64))
