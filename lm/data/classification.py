@@ -53,7 +53,7 @@ class Words(NamedTuple):
     spans: list[tuple[int, int]]  # span of each word in the context, end excluded [characters]
 
     def visible(self, tokens: np.ndarray) -> np.ndarray:
-        """Return which words have tokens, with the one at index ``tokens`` in the row, bool [words]."""
+        """Return which words have tokens and keep the one at index ``tokens`` [words], bool [words]."""
         return (self.end > self.begin) & (tokens < self.row.end)
 
 

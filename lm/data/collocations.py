@@ -21,7 +21,7 @@ import numpy as np
 
 from lm.config.base import DataError, parse_json
 from lm.data.corpus.token_cache import EncodedDocuments
-from lm.files import split_lines, write_with_checksum
+from lm.files import write_with_checksum
 
 PER_TOKEN = 800_000 / 30_000  # collocations by the size of the vocabulary, as in the paper
 MIN_COUNT = 11  # occurrences of a collocation: the paper counts those with "over 10"
@@ -154,9 +154,9 @@ def save_collocations(path: Path, found: Iterable[Collocation], texts: Iterable[
 def load_collocations(path: Path) -> list[Collocation]:
     """Return the collocations in a file; DataError, with the line, if it is not what was written."""
     found = list[Collocation]()
-    for number, line in enumerate(split_lines(path.read_text()), 1):
-        value = parse_json(line, f"{path}, line {number}")
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
+            value = parse_json(line, path)
             fields = {name: value[name] for name in Collocation._fields}
             found.append(Collocation(**fields | {"tokens": tuple(map(int, fields["tokens"]))}))
         except (KeyError, TypeError, ValueError) as error:

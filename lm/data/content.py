@@ -34,8 +34,8 @@ def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.nd
     The loss is the unigram cross-entropy plus the surprise that a content token comes next and no sentinel.
     Where a masked LM shows some of the tokens that it predicts, unchanged or replaced (BERT), the model has
     the best guess from the token at that position alone, without which copying would pass for learning.
-    Frequencies are counted in ``batches`` and in ``text``, int [tokens], which they are made of: in a few
-    thousand content tokens alone the entropy would be too low, the more so the fewer an objective has.
+    Frequencies are counted in ``batches`` and in their text, ``text`` int [tokens]. In the few thousand
+    content tokens alone the entropy would be too low, and lowest for an objective with the fewest.
     """
     is_encoder = "decoder" not in batches[0].sides
     sides = [batch.side("encoder" if is_encoder else "decoder") for batch in batches]
@@ -86,7 +86,7 @@ def _guess_from_inputs(
 
 
 def _content_surprise(is_content: np.ndarray, is_sentinel: np.ndarray, segments: np.ndarray) -> float:
-    """Return the surprise that a content token is no sentinel, given which of both the target before it is.
+    """Return the surprise that content tokens are no sentinels, given which of both the targets before are.
 
     It is in nats per content token; arrays are bool and int [B,T]. For i.i.d. noise at 15 % it is 0.28: 15 %
     of the content tokens follow another one, and each of these costs -ln 0.15.

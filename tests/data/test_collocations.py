@@ -16,7 +16,7 @@ from experiments.runs.collocations import collocations_path, find_collocations
 from experiments.runs.sources import Sources
 from experiments.runs.stages import stages
 from experiments.study.registry import build
-from lm.config.base import SettingError
+from lm.config.base import DataError, SettingError
 from lm.data import collocations
 from lm.data.collocations import Collocations
 from lm.data.corpus.sampler import CorpusSampler
@@ -170,6 +170,18 @@ def test_collocations_are_counted_once_kept_in_the_cache_and_counted_anew_if_the
     path.write_bytes(whole[:-9])
     assert find_collocations(experiment, vocabulary, sources, said.append).fingerprint == first.fingerprint
     assert len(said) == 2 and path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff", b"{", b"[]", b'{"tokens": 5, "num_words": 2, "occurrences": 9, "pmi": 1.0}']
+)
+def test_a_line_that_is_no_collocation_is_named(line, tmp_path):
+    path, found = tmp_path / "a.jsonl", [collocations.Collocation((1, 2), 2, 11, 0.5)]
+    collocations.save_collocations(path, found, ["caf\u00e9\u2028"])
+    assert collocations.load_collocations(path) == found
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(DataError, match="a.jsonl, line 2 should have tokens, .*: delete the file"):
+        collocations.load_collocations(path)
 
 
 def test_examples_show_the_hidden_words_of_a_collocation_as_one_text(experiment, tmp_path, capsys):

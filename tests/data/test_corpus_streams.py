@@ -227,8 +227,12 @@ def test_damaged_lines_and_files_are_named_and_left_out_if_asked(tmp_path):
     with pytest.raises(DataError, match=r"b\.jsonl\.gz is damaged or cut off"):
         corpus_shards(f"jsonl:{tmp_path / 'b.jsonl.gz'}", "train", tmp_path)
     parquet.write_table(pyarrow.table({"words": ["a"]}), tmp_path / "c.parquet")
-    with pytest.raises(DataError, match=r"c\.parquet has no column 'text', but \['words'\]"):
+    with pytest.raises(DataError, match=r"c\.parquet should have one column 'text', not \['words'\]"):
         corpus_shards(f"parquet:{tmp_path / 'c.parquet'}", "train", tmp_path)
+    twice = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+    parquet.write_table(twice, tmp_path / "g.parquet")
+    with pytest.raises(DataError, match=r"should have one column 'text', not \['text', 'text'\]"):
+        corpus_shards(f"parquet:{tmp_path / 'g.parquet'}", "train", tmp_path)
     (tmp_path / "d.parquet").write_bytes(b"no parquet")
     with pytest.raises(DataError, match=r"d\.parquet cannot be read as parquet"):
         corpus_shards(f"parquet:{tmp_path / 'd.parquet'}", "train", tmp_path)
@@ -254,6 +258,18 @@ def test_a_compressed_file_with_any_byte_changed_is_named_as_a_corpus_and_as_a_t
         for read in (lambda: file_shards("jsonl", str(path), "train"), lambda: read_table(path)):
             with pytest.raises(DataError, match=rf"a\.jsonl{ending}\b"):
                 read()
+
+
+def test_a_compressed_file_that_was_replaced_is_read_anew_from_any_window(tmp_path):
+    path, windows = tmp_path / "a.jsonl.gz", []
+    for word in ("old", "new"):
+        lines = "".join(f'{{"text": "{word} text {number}"}}\n' for number in range(100))
+        (tmp_path / "draft").write_bytes(gzip.compress(lines.encode()))
+        (tmp_path / "draft").replace(path)
+        (shard,) = file_shards("jsonl", str(path), "train")
+        windows.append(shard.read(len(windows), 1_000).documents)
+    assert {text.split()[0] for text in windows[0]} == {"old"}
+    assert {text.split()[0] for text in windows[1]} == {"new"}
 
 
 def test_half_a_character_in_json_is_read_as_a_mark_that_any_tokenizer_takes(tmp_path):

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow
 import pytest
 import tensorflow_datasets as tfds
 from benchmark_files import TEXT, prepare
 from paths import ROOT
+from pyarrow import parquet
 from scored_runs import HEADS, SMALL, read, run_of
 from tiny import TINY
 
@@ -27,6 +29,7 @@ from experiments.runs.vocabulary import unwritable_answers
 from experiments.study.experiment import Experiment
 from lm.config.base import DataError, SettingError, changes
 from lm.data.classification import Reader
+from lm.data.corpus.readers import COMPRESSED
 from lm.data.corpus.tables import read_table
 from lm.data.tasks.benchmarks import find_task
 from lm.data.tasks.labelled import CONLL, LABELLED, find_labelled
@@ -399,6 +402,26 @@ def test_tables_may_be_packed_and_have_columns_of_any_name(files, cache):
     (files / "odd.toml").write_text(text)
     task = find_task("odd.toml")
     assert task.to_text(task.rows("train", cache)[0]) == ("{{x}}", "ü")
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])
+def test_a_packed_table_of_parquet_is_read_as_one_that_is_not(tmp_path, ending):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": ["milk", "snow"], "label": [0, 1]}), path)
+    packed = path.with_name(f"a.parquet{ending}")
+    with COMPRESSED[ending](packed, "wb") as file:
+        file.write(path.read_bytes())
+    assert [*read_table(packed)] == [{"text": "milk", "label": 0}, {"text": "snow", "label": 1}]
+
+
+def test_the_first_line_of_a_csv_file_that_is_not_empty_names_the_columns(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("\n\nthing,colour\n\nmilk,white\n")
+    rows = read_table(path)
+    assert [*rows] == [{"thing": "milk", "colour": "white"}] and rows.location(0) == "a.csv, line 5"
+    path.write_text("\nthing,thing\n")
+    with pytest.raises(DataError, match="line 2: two columns are called 'thing'"):
+        read_table(path)
 
 
 def test_half_a_character_in_a_table_of_json_is_read_as_a_mark_wherever_it_stands(tmp_path):

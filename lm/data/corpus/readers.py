@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from lm.config.base import DataError, SettingError
 from lm.data.corpus.shards import WindowText
-from lm.data.corpus.tfds import OnCorrupt
+from lm.data.corpus.tfds import OnCorrupt, file_stamp
 
 # a longer document is split, at a blank line if its second half has one
 MAX_DOCUMENT_BYTES = 8192
@@ -210,19 +210,21 @@ class _CompressedReader:
         return None if is_past_end else lines
 
 
-_OPEN_READERS: dict[tuple[Path, int], _CompressedReader] = {}  # of this process, most recently used last
+# of this process, most recently used last, by file, size of windows and stamp of the file
+_OPEN_READERS: dict[tuple[Path, int, tuple[int, int]], _CompressedReader] = {}
 MAX_OPEN_READERS = 32
 
 
 def _read_compressed_lines(path: Path, window: int, window_bytes: int) -> list[tuple[int, bytes]] | None:
-    reader = _OPEN_READERS.pop((path, window_bytes), None)
+    key = path, window_bytes, file_stamp(path)
+    reader = _OPEN_READERS.pop(key, None)
     if reader is None or reader.next_window > window:
         reader = _CompressedReader(path, window_bytes)
     try:
         lines = reader.read(window)
     except DECOMPRESSION_ERRORS as error:
         raise DataError(f"{path} is damaged or cut off: {error}") from error
-    _OPEN_READERS[path, window_bytes] = reader
+    _OPEN_READERS[key] = reader
     while len(_OPEN_READERS) > MAX_OPEN_READERS:
         oldest = next(iter(_OPEN_READERS))
         _OPEN_READERS.pop(oldest).file.close()
@@ -237,7 +239,7 @@ def read_parquet(
 ) -> WindowText | None:
     """Return the texts of the row groups that make up a window; a row group is the smallest unit to read.
 
-    DataError if the file is damaged or has no column ``text`` of texts. None after the last window.
+    DataError if the file is damaged or has not one column ``text``, of texts. None after the last window.
     """
     import pyarrow
     from pyarrow import parquet
@@ -245,8 +247,9 @@ def read_parquet(
     (path,) = paths
     try:
         with parquet.ParquetFile(path) as file:
-            if TEXT_FIELD not in file.schema_arrow.names:
-                raise DataError(f"{path} has no column {TEXT_FIELD!r}, but {file.schema_arrow.names}")
+            columns = file.schema_arrow.names
+            if columns.count(TEXT_FIELD) != 1:
+                raise DataError(f"{path} should have one column {TEXT_FIELD!r}, not {columns}")
             sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
             windows = _group_by_window(sizes, window_bytes) or [[]]
             if window >= len(windows):

@@ -91,21 +91,22 @@ def _open_text(path: Path, **options: Any) -> Any:
 
 
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
-    """Yield the rows of a CSV file whose first line names the columns; empty lines are skipped."""
+    """Yield the rows of a CSV file; empty lines are skipped, and the first other one names the columns."""
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     with _open_text(path, newline="") as file:
         first = file.readline()
-        if delimiter not in first and (other := next((sign for sign in ";\t|" if sign in first), None)):
+        other = next((sign for sign in ";\t|" if sign in first), None)
+        if other and delimiter not in first:
             reason = f"columns are separated by {other!r}: save the file with {delimiter!r} between them"
             raise DataError(f"{path}, line 1: {reason}")
         file.seek(0)
         lines = csv.reader(file, delimiter=delimiter, strict=True)
         begin = 1  # line of the row that is read
         try:
-            header = next(lines, [])
+            header = next(filter(None, lines), [])
             if len(set(header)) < len(header):
                 duplicate = next(name for name in header if header.count(name) > 1)
-                raise DataError(f"{path}, line 1: two columns are called {duplicate!r}")
+                raise DataError(f"{path}, line {lines.line_num}: two columns are called {duplicate!r}")
             begin = lines.line_num + 1  # a quoted cell may hold newlines
             for cells in lines:
                 if cells and len(cells) != len(header):
@@ -154,7 +155,8 @@ def _read_parquet(path: Path) -> Iterator[TableRow]:
     from pyarrow import parquet
 
     try:
-        rows = parquet.read_table(path).to_pylist()
+        with COMPRESSED.get(path.suffix.lower(), open)(path, "rb") as file:
+            rows = parquet.read_table(file).to_pylist()
     except pyarrow.ArrowException as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
     return map(TableRow, range(1, len(rows) + 1), rows)

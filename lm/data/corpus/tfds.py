@@ -162,8 +162,8 @@ def _imported_classes(description: Any) -> Iterator[str]:
 
     They stand under the keys of its current and of its old format, also in JSON inside of strings.
     """
-    is_object = isinstance(description, dict)
-    for key, value in description.items() if is_object else enumerate(description):
+    items = description.items() if isinstance(description, dict) else enumerate(description)
+    for key, value in items:
         if isinstance(value, dict | list):
             yield from _imported_classes(value)
         elif key in ("pythonClassName", "python_class_name", "type") and isinstance(value, str):
@@ -342,7 +342,7 @@ class TfdsRows(Sequence[Row]):
     def read_many(self, numbers: Sequence[int]) -> list[Row]:
         """Return the rows with these numbers, read together; DataError for the first that cannot be read.
 
-        Only of a split without skipped records, in which rows and stored records have the same numbers.
+        The split has no skipped records: rows and stored records then have the same numbers.
         """
         assert not self.skipped
         try:

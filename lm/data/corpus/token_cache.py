@@ -198,8 +198,8 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> EncodedD
 def concatenate(parts: Sequence[EncodedDocuments]) -> EncodedDocuments:
     """Return all documents of the parts in order.
 
-    The result is truncated if the last part is. A document that truncation has cut at the end of an earlier
-    part is then not marked.
+    The result is marked as truncated if the last part is. Nothing marks a document that is cut at the end of
+    an earlier part.
     """
     if not parts:
         return EncodedDocuments(np.zeros(0, np.uint16), np.zeros(1, np.int64))
@@ -243,15 +243,17 @@ def _save(path: Path, window: _CachedWindow) -> None:
 
 
 def _load(path: Path) -> _CachedWindow | None:
-    """Return the contents of a cache file; None if it is missing or damaged (a zip has checksums)."""
+    """Return the contents of a cache file; None if it is missing or damaged."""
     try:
         with np.load(path) as arrays:
+            if arrays.zip.testzip():  # numpy may stop before the end, where zipfile compares the checksum
+                raise zipfile.BadZipFile
             num_corrupt, is_past_end = arrays["numbers"].tolist()
             offsets = np.concatenate([[0], np.cumsum(arrays["lengths"], dtype=np.int64)])
             documents = EncodedDocuments(arrays["tokens"], offsets, num_corrupt)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
         print(f"warning: {path} is damaged, and is encoded again", flush=True)
         return None
     with contextlib.suppress(OSError):  # recently read files are evicted last

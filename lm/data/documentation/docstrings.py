@@ -93,10 +93,11 @@ def tagged_rows(
 def module_files(packages: Iterable[str]) -> Iterator[tuple[str, Path]]:
     """Yield (module name, file) for every module of the packages except tests, sorted by name."""
     for package in sorted(set(packages)):
-        spec = importlib.machinery.PathFinder.find_spec(package)
-        for root in spec.submodule_search_locations or () if spec else ():
+        if (spec := importlib.machinery.PathFinder.find_spec(package)) is None:
+            continue
+        for root in spec.submodule_search_locations or ():
             yield from sorted(_modules_below(package, root))
-        if spec and spec.origin and spec.origin.endswith(".py") and not spec.submodule_search_locations:
+        if not spec.submodule_search_locations and spec.origin and spec.origin.endswith(".py"):
             yield package, Path(spec.origin)
 
 
@@ -192,7 +193,7 @@ def module_docstrings(packages: Iterable[str]) -> Iterator[tuple[str, Iterable[s
 def extract_docstrings(packages: Iterable[str] = DEFAULT) -> Iterator[Document]:
     """Yield a document of clean paragraphs for each module, sorted by name.
 
-    No sentence of five words or more occurs twice in all documents.
+    A paragraph is left out if one of its sentences, of five words or more, occurs in an earlier paragraph.
     """
     seen: set[str] = set()
     for name, strings in module_docstrings(packages):

@@ -27,6 +27,7 @@ MIN_COUNT = 10  # of both words of a pair in the corpus
 Find = Callable[[Sequence[str]], Iterator[tuple[int, str]]]  # words -> the places and their wrong words
 
 AGREEING = (("is", "are"), ("has", "have"), ("was", "were"), ("does", "do"))  # of one thing, of several
+# no pair of "every" is kept, since "all" becomes "each" alone; without it the others were drawn differently
 DETERMINER_PAIRS = (("this", "these"), ("a", "an"), ("each", "all"), ("every", "all"))
 BEFORE_BASE = frozenset("to can could will would must may might should cannot".split())
 BEFORE_PARTICIPLE = frozenset("is are be was were been has have being".split())
@@ -56,7 +57,7 @@ def shuffle_neighbours(words: list[str], rng: random.Random) -> list[str]:
 def minimal_pairs(documents: Iterable[Document], rng: random.Random, find: Find) -> Iterator[Row]:
     """Yield pairs of sentences that differ in one of the words that ``find`` returns with their wrong words.
 
-    Of all pairs those are taken in which each of two words is right as often as the other.
+    Of each two words, as many pairs are yielded with one right as with the other.
     """
     rows = []
     for name, parts in docstring_sentences(documents):

@@ -28,11 +28,11 @@ from lm.data.documentation.task_text import (
     strip_punctuation,
 )
 
-NAMED_WORDS = 4  # of a sentence that "order" names by its first words
-MAX_NEXT_SENTENCE = 20  # of a sentence of "next" [words]
+NAMED_WORDS = 4  # first words by which "order" names a sentence
+MAX_NEXT_SENTENCE = 20  # length of a sentence of "next" [words]
 CLOZE_CANDIDATES = 10
 NEXT_CANDIDATES = 4
-MAX_SUMMARISED, MIN_SUMMARISED = 24, 6  # of a text of "summary" [words]
+MAX_SUMMARISED, MIN_SUMMARISED = 24, 6  # length of a text of "summary" [words]
 MIN_COUNT = 40  # of a candidate word in the corpus
 MAX_COUNT_RATIO = 1.5  # between the counts of two candidate words
 
@@ -92,7 +92,7 @@ def word_groups(texts: Iterable[str]) -> dict[str, dict[str, int]]:
 def _frequency_bands(
     classes: Iterable[list[str]], counts: Counter[str]
 ) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield (word, band): a band has the words of a class whose counts are within MAX_COUNT_RATIO.
+    """Yield (word, band): a band has words of a class, whose counts are within MAX_COUNT_RATIO.
 
     Bands with too few candidates are left out.
     """
@@ -190,9 +190,9 @@ def _span_length(words: Sequence[str]) -> int:
 def next_sentence(documents: Iterable[Document], rng: random.Random) -> Iterator[Row]:
     """Yield sentences, each with four candidates: it follows one of them, three are from other documents.
 
-    Only the relation between sentences identifies the right one. Each of the four is followed by a sentence
-    of such a length in its document, and the same sentence is scored after each, so that neither length nor
-    frequency helps.
+    Only the relation between sentences identifies the right one. In its document, each of the four is
+    followed by a sentence of 3 to MAX_NEXT_SENTENCE words. The same sentence is scored after each, so that
+    neither length nor frequency helps.
     """
     pairs = []
     for name, parts in docstring_sentences(documents):
