@@ -32,8 +32,8 @@ def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.nd
     """Return the unigram baseline on the content tokens of held-out ``batches``.
 
     The loss is the unigram cross-entropy plus the surprise that a content token comes next and no sentinel.
-    Where a masked LM shows some of the tokens that it predicts, unchanged or replaced (BERT), the model has
-    the best guess from the token at that position alone, without which copying would pass for learning.
+    A masked LM may show some of the tokens that it predicts, unchanged or replaced (BERT). The model then
+    knows the token at that position too; otherwise copying would pass for learning.
     Frequencies are counted in ``batches`` and in their text, ``text`` int [tokens]. In the few thousand
     content tokens alone the entropy would be too low, and lowest for an objective with the fewest.
     """
@@ -53,26 +53,23 @@ def unigram_baseline(batches: Sequence[Batch], tokenizer: Tokenizer, text: np.nd
     probabilities = frequencies[content_tokens]
     if is_encoder:
         inputs = np.concatenate([side.tokens for side in sides])[is_content]
-        probabilities = _guess_from_inputs(probabilities, content_tokens, inputs, frequencies, tokenizer)
+        probabilities = _probabilities_given_inputs(content_tokens, inputs, frequencies, tokenizer)
     entropy = -np.log(probabilities).mean()
     is_sentinel = (segments > 0) & ~is_content & (targets >= tokenizer.vocab_size - tokenizer.num_sentinels)
     loss = float(entropy) + _content_surprise(is_content, is_sentinel, segments)
     return UnigramBaseline(loss, frequent_tokens)
 
 
-def _guess_from_inputs(
-    probabilities: np.ndarray,
-    targets: np.ndarray,
-    inputs: np.ndarray,
-    frequencies: np.ndarray,
-    tokenizer: Tokenizer,
+def _probabilities_given_inputs(
+    targets: np.ndarray, inputs: np.ndarray, frequencies: np.ndarray, tokenizer: Tokenizer
 ) -> np.ndarray:
-    """Return the probabilities [N] of the targets of a masked LM, given the input token of each alone.
+    """Return the probability of each target of a masked LM given the input token at its position, float [N].
 
-    ``probabilities`` [N] are those of the targets without inputs, int [N], and ``frequencies`` [V] those of
-    all tokens. A shown token is the target itself or uniformly random; Bayes' rule says how likely each is.
-    Inputs without a mask token, as in causal encoders, show no targets.
+    targets, inputs: int [N]; frequencies [V]: of all tokens, which are the probabilities at mask tokens. A
+    shown token is the target itself or uniformly random, and Bayes' rule says how likely each is. Inputs
+    without a mask token, as in causal encoders, show no targets.
     """
+    probabilities = frequencies[targets]
     is_shown = inputs != tokenizer.mask
     if is_shown.all() or not is_shown.any():
         return probabilities
@@ -80,9 +77,8 @@ def _guess_from_inputs(
     same = is_same.mean() * frequencies[shown]
     random = (1 - is_same.mean()) / (tokenizer.vocab_size - tokenizer.first_regular_id)
     share_same = same / (same + random)
-    guesses = probabilities.copy()
-    guesses[is_shown] = share_same * is_same + (1 - share_same) * probabilities[is_shown]
-    return guesses
+    probabilities[is_shown] = share_same * is_same + (1 - share_same) * probabilities[is_shown]
+    return probabilities
 
 
 def _content_surprise(is_content: np.ndarray, is_sentinel: np.ndarray, segments: np.ndarray) -> float:
