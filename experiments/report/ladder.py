@@ -5,6 +5,7 @@ in bits per byte of held-out documents, which do not depend on the vocabulary.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 
@@ -98,7 +99,9 @@ def rungs_sheet(found: Mapping[str, Ladder]) -> Sheet:
         "FLOP": [Cell(f"{rung.flops:.2g}", value=rung.flops) for rung in rungs],
         "parameters": [Cell(f"{rung.parameters / 1e6:.2f} M", value=rung.parameters) for rung in rungs],
         "bits per byte": [score_cell(3, Score.of(rung.losses), prefix=rung.relation) for rung in rungs],
-        "predicted": [_range_cell(prediction_of(ladder, place), ladder) for _, ladder, place in lines],
+        "predicted": [
+            _range_cell(prediction_of(ladder, place), ladder.below(place)) for _, ladder, place in lines
+        ],
         "seeds": [Cell(str(len(rung.losses)), value=len(rung.losses)) for rung in rungs],
     }
 
@@ -135,13 +138,15 @@ def laws_sheet(found: Mapping[str, Ladder]) -> Sheet:
 def decisions_sheet(found: Mapping[str, Ladder]) -> Sheet | None:
     """Return a line per size but the largest: how many pairs of kinds have the order of the largest size.
 
-    Kinds are compared by their losses at the size, and by the losses that the laws of the sizes up to it
-    predict at the largest. None if fewer than two kinds have the same sizes.
+    The kinds are those with the sizes that most kinds have. They are compared by their losses at the size,
+    and by the losses that the laws of the sizes up to it predict at the largest. None if fewer than two kinds
+    have the same sizes.
     """
-    names = [rung.name for rung in next(iter(found.values())).rungs]
-    alike = [ladder for ladder in found.values() if [rung.name for rung in ladder.rungs] == names]
-    if len(alike) < 2:
+    sizes = {kind: tuple(rung.name for rung in ladder.rungs) for kind, ladder in found.items()}
+    ((names, count),) = Counter(sizes.values()).most_common(1)
+    if count < 2:
         return None
+    alike = [ladder for kind, ladder in found.items() if sizes[kind] == names]
     largest = [ladder.rungs[-1].mean for ladder in alike]
     places = range(len(names) - 1)
     by_laws = [

@@ -59,7 +59,7 @@ def fit_power_laws(flops: np.ndarray, losses: np.ndarray, weights: np.ndarray) -
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % interval."""
+    """An estimate with its 95 % interval, which holds it."""
 
     value: float
     low: float
@@ -148,4 +148,4 @@ class Ladder:
 def _interval(value: float, drawn: np.ndarray) -> Interval:
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(drawn, (tail, 1 - tail))
-    return Interval(value, float(low), float(high))
+    return Interval(value, min(value, float(low)), max(value, float(high)))
