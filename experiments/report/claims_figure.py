@@ -27,12 +27,7 @@ COLORS = {
     "undecided": "#D9D9D9",
     "not compared": "#FFFFFF",
 }
-TEXT_COLORS = {
-    "confirmed": "white",
-    "contradicted": "black",
-    "undecided": "black",
-    "not compared": "black",
-}
+TEXT_COLORS = {"confirmed": "white"}  # of numbers in bars; others are black
 FONT_SIZE = 33  # half an inch, to be readable where a page shows the picture 400 pixels wide [points]
 INCHES = (17.0, 8.2)
 
@@ -143,15 +138,8 @@ def _draw_bar(axes: Axes, place: int, claims: TableClaims) -> None:
                 place, share, left=left, height=0.74, color=COLORS[word], edgecolor="black", linewidth=1.5
             )
             middle = left + share / 2
-            axes.text(
-                middle,
-                place,
-                str(count),
-                ha="center",
-                va="center",
-                color=TEXT_COLORS[word],
-                fontsize=FONT_SIZE,
-            )
+            color = TEXT_COLORS.get(word, "black")
+            axes.text(middle, place, str(count), ha="center", va="center", color=color, fontsize=FONT_SIZE)
             left += share
     text = "" if claims.tau is None else f"{claims.tau:z.2f}".replace("-", "−")
     axes.text(1.16, place, text, ha="right", va="center", fontsize=FONT_SIZE)

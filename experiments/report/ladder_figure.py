@@ -41,5 +41,5 @@ def _draw_ladder(axes: Axes, kind: str, ladder: Ladder, color: str, marker: str)
     largest = len(flops) - 1
     if (interval := prediction_of(ladder, largest)) is not None:
         value, low, high = interval
-        spread = [[value - low], [high - value]] if ladder.below(largest).freedom else None
+        spread = [[value - low], [high - value]] if ladder.smallest(largest).degrees_of_freedom else None
         axes.errorbar(flops[-1] * 1.06, value, spread, fmt=marker, mfc="white", color=color, capsize=3)

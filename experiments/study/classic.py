@@ -34,7 +34,7 @@ ELECTRA: Changes = (
 )
 
 DECODER: Changes = GPT | {
-    # sinusoids have a norm of sqrt(d_model / 2), so embeddings are scaled up to be heard beside them
+    # sinusoids have a norm of sqrt(d_model / 2), so embeddings are scaled up to be as large
     "model.embedding.scale": "sqrt",
     "finetuning.steps": 0,
     "data.inputs_length": 64,
