@@ -48,7 +48,7 @@ def ladder(
         for title, sheet in ladder_sheets(found).items():
             show_sheet(title, sheet)
         CONSOLE.print(NOTE, highlight=False)
-        if not all(each.freedom for each in found.values()):
+        if not all(each.degrees_of_freedom for each in found.values()):
             CONSOLE.print(NO_INTERVALS, highlight=False)
         save_figure(ladder_figure(found), picture, comparison.table.title)
         print_line(f"{picture}: {comparison.table.title}")

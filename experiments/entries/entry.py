@@ -72,7 +72,7 @@ def load_entry(file: Path) -> Entry:
         raise SettingError(f"{file.name}: track={entry.track!r} should be one of {', '.join(TRACKS)}")
     for path in entry.changes:
         if is_fixed(path):
-            raise SettingError(f"{file.name}: {path} is the same for all entries, and not for one to change")
+            raise SettingError(f"{file.name}: {path} is the same for all entries; leave it out")
     check_experiment(entry.experiment(0), TRACKS[entry.track])
     return entry
 

@@ -56,8 +56,13 @@ def faults(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
             if not is_allowed(module):
                 yield node, refused_import(module)
                 continue
+            try:
+                imported = import_module(module)
+            except ImportError as error:
+                yield node, f"import from {module}: {error}"
+                continue
             for alias in node.names:
-                value = getattr(import_module(module), alias.name, None)
+                value = getattr(imported, alias.name, None)
                 if alias.name in REFUSED_NAMES or alias.name == "*":
                     yield node, f"import {alias.name} from {module}"
                 elif isinstance(value, ModuleType) and not is_allowed(value.__name__):
@@ -66,10 +71,10 @@ def faults(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
             used = node.id if isinstance(node, ast.Name) else node.attr
             if used in REFUSED_NAMES or (used.startswith("__") and used not in ALLOWED_DUNDERS):
                 yield node, f"use {used}, which can read files or replace what others define"
-            is_set = isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
-            if is_set and id(node) not in own:
+            is_set = not isinstance(node.ctx, ast.Load)
+            if is_set and isinstance(node, ast.Attribute) and id(node) not in own:
                 yield node, f"set {ast.unparse(node)}: what others define stays as it is"
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and used in COUNTED:
+            if is_set and used in COUNTED:
                 yield node, f"define {used}: the project counts what an entry computes"
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in COUNTED:
             yield node, f"define {node.name}: the project counts what an entry computes"

@@ -175,10 +175,11 @@ def _draw_track(compared: Sequence[Compared], track: Track, axes: Axes) -> None:
     places = np.arange(len(compared))
     means = np.array([entry.scores.mean() for entry in compared])
     is_record = np.array([entry.is_record for entry in compared])
+    best = means[is_record][np.cumsum(is_record) - 1]  # the last record, at each place
     axes.errorbar(
         places, means, [entry.half_width for entry in compared], fmt="none", ecolor="#888888", capsize=3
     )
-    axes.step(places[is_record], means[is_record], where="post", color="#0072B2", label="record")
+    axes.step(places, best, where="post", color="#0072B2", label="record")
     axes.plot(places[is_record], means[is_record], "o", color="#0072B2")
     if not is_record.all():
         axes.plot(places[~is_record], means[~is_record], "o", color="#D55E00", label="no record")

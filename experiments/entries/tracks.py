@@ -67,10 +67,10 @@ def bits_per_byte(result: Result, folder: Path) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class BaselineScore:
-    """Holds what T5's baseline scores in a task, and how far the scores of equal runs are apart."""
+    """Holds what T5's baseline scores in a task, and the standard deviation of a run."""
 
     mean: float  # over seeds 0 to 2 [bits per byte, or bits above chance]
-    deviation: float  # of single runs about the mean of their row, over the rows of T5's Tables 1 and 4
+    deviation: float  # of a run, by its seed and the choice of examples, over the rows of T5's Tables 1 and 4
 
 
 # From docs/results/mini.tar.xz, by seeds 0 to 2 of each row, whatever seeds come later: the scores of

@@ -39,7 +39,7 @@ from lm.files import json_with_checksum, write
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.trained import Trained
 
-UNCHANGED = 1e-3  # change of a logit that is rounding
+ROUNDING = 1e-3  # largest change of a logit that counts as rounding
 ROWS = 8  # held-out rows by which a model is checked
 
 
@@ -220,7 +220,7 @@ def check_causality(folder: Path, logits: Logits, tokens: np.ndarray) -> None:
         changed = tokens.copy()
         changed[:, place] = (tokens[:, place] + 1) % before.shape[-1]
         difference = np.abs(logits(tokens, changed)[:, :place] - before[:, :place]).max()
-        if difference > UNCHANGED:
+        if difference > ROUNDING:
             raise SettingError(
                 f"{folder}: predictions before position {place} change by {difference:.2g} with the token "
                 "there: the model sees what it predicts"
@@ -232,7 +232,7 @@ def check_rows_alone(folder: Path, logits: Logits, tokens: np.ndarray) -> None:
     others = tokens.copy()
     others[1:] = tokens[1:, ::-1]
     difference = np.abs(logits(others, others)[0] - logits(tokens, tokens)[0]).max()
-    if difference > UNCHANGED:
+    if difference > ROUNDING:
         raise SettingError(
             f"{folder}: predictions of a row change by {difference:.2g} with the rows beside it, which may "
             "show what it predicts"

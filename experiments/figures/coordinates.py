@@ -87,6 +87,10 @@ class CoordinatesFigure(FigureSpec):
         batch, found = random_batch(config), {}
         for kind, widths in models.items():
             by_width = [coordinate_changes(each, optimizer, batch, self.steps) for each in widths]
+            if not all(np.isfinite(sizes).all() for by_name in by_width for sizes in by_name.values()):
+                raise SettingError(
+                    f"--rate {self.rate:g}: training diverges; choose a lower one, such as 0.01"
+                )
             found[kind] = {
                 name: np.array([sizes[name] for sizes in by_width]).T.tolist() for name in by_width[0]
             }

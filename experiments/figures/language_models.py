@@ -41,7 +41,7 @@ class ModelScore:
     parameters: int  # of counts, the numbers that are stored
     updates: int  # of a network; of an n-gram model, those of the networks that read as much
     bits: float  # mean over seeds [bits per byte]
-    interval: float  # half of Student's interval of the mean over seeds; 0 with one seed [bits per byte]
+    interval: float  # half of Student's 95 % interval of the mean over seeds; 0 with one [bits per byte]
     seeds: int
 
 
@@ -77,7 +77,7 @@ def score_of(label: str, order: int, updates: int, results: Sequence[Result]) ->
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Return half the width of Student's interval of a mean; 0 for a single value.
+    """Return half the width of Student's 95 % interval of a mean; 0 for a single value.
 
     >>> round(half_interval([1.0, 2.0, 3.0]), 2)
     2.48
@@ -153,8 +153,8 @@ def budget_curves(budgets: Sequence[ModelScore]) -> Mapping[str, Curve]:
 def first_better(budgets: Sequence[ModelScore]) -> Mapping[str, int | None]:
     """Return for each kind of network the least number of updates from which it is better than the 5-gram.
 
-    Better is an interval that lies below the 5-gram of the same text, there and at all larger numbers; None:
-    at no number that was trained.
+    Better is an interval that lies below the 5-gram of the same text, there and at all larger numbers; one
+    seed has none. None: at no number that was trained.
     """
     counted = {score.updates: score.bits for score in budgets if score.order}
     passed: dict[str, int | None] = {}
@@ -162,7 +162,7 @@ def first_better(budgets: Sequence[ModelScore]) -> Mapping[str, int | None]:
         if score.order or score.updates not in counted:
             continue
         kind = score.label.rpartition("-x")[0]
-        is_better = score.bits + score.interval < counted[score.updates]
+        is_better = score.seeds > 1 and score.bits + score.interval < counted[score.updates]
         if kind not in passed:
             passed[kind] = score.updates if is_better else None
         elif is_better and passed[kind] == _next_updates(score.updates, counted):

@@ -21,7 +21,7 @@ def training_figure(rows: Mapping[str, Curves], title: str = "") -> PlotGrid:
     """
     left_out = {UNIGRAM_LOSS}
     compared = CONTENT_LOSS
-    if all(map(_has_content_alone, rows.values())):
+    if all(map(_has_equal_losses, rows.values())):
         left_out.add(CONTENT_LOSS)
         compared = HELD_OUT_LOSS
     unigram = _unigram_losses(rows)
@@ -43,7 +43,7 @@ def training_figure(rows: Mapping[str, Curves], title: str = "") -> PlotGrid:
     return PlotGrid(panels, title, panel_size=(3.7, 3.0), has_shared_legend=True)
 
 
-def _has_content_alone(curves: Curves) -> bool:
+def _has_equal_losses(curves: Curves) -> bool:
     """Return whether the content loss of a row is its held-out loss, since nearly all targets are content."""
     content, held_out = (dict(enumerate(curves.get(name, ()))) for name in (CONTENT_LOSS, HELD_OUT_LOSS))
     if content.keys() != held_out.keys():

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from experiments.figures.spec import FigureSpec
 from experiments.report.comparison import UNCOMPARED
@@ -26,12 +27,7 @@ COLORS = {
     "undecided": "#D9D9D9",
     "not compared": "#FFFFFF",
 }
-TEXT_COLORS = {
-    "confirmed": "white",
-    "contradicted": "black",
-    "undecided": "black",
-    "not compared": "black",
-}
+TEXT_COLORS = {"confirmed": "white"}  # of numbers in bars; others are black
 FONT_SIZE = 33  # half an inch, to be readable where a page shows the picture 400 pixels wide [points]
 INCHES = (17.0, 8.2)
 
@@ -76,9 +72,14 @@ class ClaimsFigure(FigureSpec):
 
     def claims(self) -> list[TableClaims]:
         """Return what is drawn; SettingError if there are no claims."""
-        claims = count_claims(read_tables(self.results), self.equal, self.tasks)
+        tables = read_tables(self.results)
+        claims = count_claims(tables, self.equal, self.tasks)
         if not claims:
-            raise SettingError(f"{self.results} has no verdicts on claims by {self.tasks} tasks")
+            judged = [repr(group) for group in GROUP_TITLES if count_claims(tables, self.equal, group)]
+            raise SettingError(
+                f"{self.results} has no verdicts on claims by --tasks {self.tasks!r}; it has some by "
+                f"{', '.join(judged) or 'none'}"
+            )
         return claims
 
     def description(self) -> str:
@@ -108,7 +109,7 @@ class ClaimsFigure(FigureSpec):
         for x, side, head in heads:
             axes.text(x, -0.55, head, ha=side, va="bottom", fontsize=FONT_SIZE)
         drawn = [word for word in VERDICTS if any(each.counts[word] for each in claims)]
-        handles = [axes.barh(0, 0, color=COLORS[word], edgecolor="black", label=word) for word in drawn]
+        handles = [Patch(facecolor=COLORS[word], edgecolor="black", label=word) for word in drawn]
         figure.legend(
             handles=handles,
             loc="outside lower center",
@@ -137,15 +138,8 @@ def _draw_bar(axes: Axes, place: int, claims: TableClaims) -> None:
                 place, share, left=left, height=0.74, color=COLORS[word], edgecolor="black", linewidth=1.5
             )
             middle = left + share / 2
-            axes.text(
-                middle,
-                place,
-                str(count),
-                ha="center",
-                va="center",
-                color=TEXT_COLORS[word],
-                fontsize=FONT_SIZE,
-            )
+            color = TEXT_COLORS.get(word, "black")
+            axes.text(middle, place, str(count), ha="center", va="center", color=color, fontsize=FONT_SIZE)
             left += share
-    text = "" if claims.tau is None else f"{claims.tau:.2f}".replace("-", "−")
+    text = "" if claims.tau is None else f"{claims.tau:z.2f}".replace("-", "−")
     axes.text(1.16, place, text, ha="right", va="center", fontsize=FONT_SIZE)

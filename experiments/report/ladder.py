@@ -5,6 +5,7 @@ in bits per byte of held-out documents, which do not depend on the vocabulary.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 
@@ -32,7 +33,7 @@ NOTE = (
 NO_INTERVALS = "With one seed per size the chance of seeds is not known, and intervals are left out."
 
 
-def rung_name(row: Row) -> tuple[str, float] | None:
+def kind_and_size(row: Row) -> tuple[str, float] | None:
     """Return the kind and the size of a row that is called KIND-xSIZE; None for another row."""
     match = RUNG.fullmatch(row.name.rpartition("/")[2])
     return (match["kind"], float(match["size"])) if match else None
@@ -40,7 +41,7 @@ def rung_name(row: Row) -> tuple[str, float] | None:
 
 def has_rungs(table: Table) -> bool:
     """Return whether a table has a kind of model at MIN_RUNGS sizes or more."""
-    kinds = [name[0] for name in map(rung_name, table.rows) if name]
+    kinds = [name[0] for name in map(kind_and_size, table.rows) if name]
     return any(kinds.count(kind) >= MIN_RUNGS for kind in kinds)
 
 
@@ -64,7 +65,7 @@ def ladders(comparison: Comparison) -> dict[str, Ladder]:
     table = comparison.table
     rungs: dict[str, list[Rung]] = {}
     for row in table.rows:
-        name, results = rung_name(row), comparison.runs_of(row)
+        name, results = kind_and_size(row), comparison.runs_of(row)
         likelihoods = [found for result in results if (found := result.likelihood()) is not None]
         flops = mean(result.flops for result in results) if results else 0.0
         if name and likelihoods and flops:
@@ -98,7 +99,9 @@ def rungs_sheet(found: Mapping[str, Ladder]) -> Sheet:
         "FLOP": [Cell(f"{rung.flops:.2g}", value=rung.flops) for rung in rungs],
         "parameters": [Cell(f"{rung.parameters / 1e6:.2f} M", value=rung.parameters) for rung in rungs],
         "bits per byte": [score_cell(3, Score.of(rung.losses), prefix=rung.relation) for rung in rungs],
-        "predicted": [_range_cell(prediction_of(ladder, place), ladder) for _, ladder, place in lines],
+        "predicted": [
+            _range_cell(prediction_of(ladder, place), ladder.smallest(place)) for _, ladder, place in lines
+        ],
         "seeds": [Cell(str(len(rung.losses)), value=len(rung.losses)) for rung in rungs],
     }
 
@@ -108,7 +111,7 @@ def prediction_of(ladder: Ladder, place: int) -> Interval | None:
     if place < MIN_RUNGS:
         return None
     rung = ladder.rungs[place]
-    return ladder.below(place).predicted(rung.flops, len(rung.losses))
+    return ladder.smallest(place).predicted(rung.flops, len(rung.losses))
 
 
 def next_flops(ladder: Ladder) -> float:
@@ -135,28 +138,26 @@ def laws_sheet(found: Mapping[str, Ladder]) -> Sheet:
 def decisions_sheet(found: Mapping[str, Ladder]) -> Sheet | None:
     """Return a line per size but the largest: how many pairs of kinds have the order of the largest size.
 
-    Kinds are compared by their losses at the size, and by the losses that the laws of the sizes up to it
-    predict at the largest. None if fewer than two kinds have the same sizes.
+    The kinds are those with the sizes that most kinds have. They are compared by their losses at the size,
+    and by the losses that the laws of the sizes up to it predict at the largest. None if fewer than two kinds
+    have the same sizes.
     """
-    names = [rung.name for rung in next(iter(found.values())).rungs]
-    alike = [ladder for ladder in found.values() if [rung.name for rung in ladder.rungs] == names]
-    if len(alike) < 2:
+    sizes = {kind: tuple(rung.name for rung in ladder.rungs) for kind, ladder in found.items()}
+    ((names, count),) = Counter(sizes.values()).most_common(1)
+    if count < 2:
         return None
+    alike = [ladder for kind, ladder in found.items() if sizes[kind] == names]
     largest = [ladder.rungs[-1].mean for ladder in alike]
-    places = range(len(names) - 1)
-    by_laws = [
-        [ladder.below(place + 1).predicted(ladder.rungs[-1].flops).value for ladder in alike]
-        if place + 1 >= MIN_RUNGS
-        else None
-        for place in places
-    ]
-    return {
-        "size": [Cell(names[place]) for place in places],
-        "by losses at it": [
-            _pairs([ladder.rungs[place].mean for ladder in alike], largest) for place in places
-        ],
-        "by laws up to it": [Cell() if losses is None else _pairs(losses, largest) for losses in by_laws],
-    }
+    by_losses, by_laws = [], []
+    for count in range(1, len(names)):
+        by_losses.append(_pairs([ladder.rungs[count - 1].mean for ladder in alike], largest))
+        if count < MIN_RUNGS:
+            by_laws.append(Cell())
+            continue
+        predicted = [ladder.smallest(count).predicted(ladder.rungs[-1].flops).value for ladder in alike]
+        by_laws.append(_pairs(predicted, largest))
+    sizes_below = [Cell(name) for name in names[:-1]]
+    return {"size": sizes_below, "by losses at it": by_losses, "by laws up to it": by_laws}
 
 
 def _pairs(losses: Sequence[float], largest: Sequence[float]) -> Cell:
@@ -166,7 +167,7 @@ def _pairs(losses: Sequence[float], largest: Sequence[float]) -> Cell:
 
 
 def _interval_cell(interval: Interval, ladder: Ladder) -> Cell:
-    if not ladder.freedom:
+    if not ladder.degrees_of_freedom:
         return Cell(f"{interval.value:.2f}", value=interval.value)
     return Cell(f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]", value=interval.value)
 
@@ -174,6 +175,6 @@ def _interval_cell(interval: Interval, ladder: Ladder) -> Cell:
 def _range_cell(interval: Interval | None, ladder: Ladder) -> Cell:
     if interval is None:
         return Cell()
-    if not ladder.freedom:
+    if not ladder.degrees_of_freedom:
         return Cell(f"{interval.value:.3f}", value=interval.value)
     return Cell(f"{interval.low:.3f} to {interval.high:.3f}", value=interval.value)

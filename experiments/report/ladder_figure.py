@@ -17,7 +17,7 @@ def ladder_figure(found: Mapping[str, Ladder]) -> Figure:
     """Draw each kind's mean losses as dots, its law as a line, and the prediction of its largest size.
 
     The line goes on to the next size; its band is the 95 % interval. The prediction, by the law of the
-    smaller sizes, is the hollow dot with a bar.
+    smaller sizes, is the hollow dot, with its interval as a bar if these have several seeds.
     """
     figure = Figure(figsize=INCHES, layout="constrained")
     axes = figure.subplots()
@@ -38,7 +38,8 @@ def _draw_ladder(axes: Axes, kind: str, ladder: Ladder, color: str, marker: str)
     predicted = np.array([ladder.predicted(each) for each in line])  # value, low and high
     axes.plot(line, predicted[:, 0], color=color, lw=1, ls="-")
     axes.fill_between(line, predicted[:, 1], predicted[:, 2], color=color, alpha=0.15, lw=0)
-    if (interval := prediction_of(ladder, len(flops) - 1)) is not None:
+    largest = len(flops) - 1
+    if (interval := prediction_of(ladder, largest)) is not None:
         value, low, high = interval
-        spread = [[value - low], [high - value]]
+        spread = [[value - low], [high - value]] if ladder.smallest(largest).degrees_of_freedom else None
         axes.errorbar(flops[-1] * 1.06, value, spread, fmt=marker, mfc="white", color=color, capsize=3)

@@ -47,9 +47,9 @@ def fit_power_laws(flops: np.ndarray, losses: np.ndarray, weights: np.ndarray) -
     factor = (losses * shares) @ centred.T / (shares * centred**2).sum(1)  # [..., exponents]
     floor = mean_loss[..., None] - factor * (powers @ shares)
     # without a floor; and without compute, where the loss does not fall
-    alone = (losses * shares) @ powers.T / (shares * powers**2).sum(1)
+    without_floor = (losses * shares) @ powers.T / (shares * powers**2).sum(1)
     is_below = floor < 0
-    factor, floor = np.where(is_below, alone, factor), np.where(is_below, 0, floor)
+    factor, floor = np.where(is_below, without_floor, factor), np.where(is_below, 0, floor)
     is_rising = factor < 0
     factor, floor = np.where(is_rising, 0, factor), np.where(is_rising, mean_loss[..., None], floor)
     residuals = losses[..., None, :] - floor[..., None] - factor[..., None] * powers
@@ -59,7 +59,7 @@ def fit_power_laws(flops: np.ndarray, losses: np.ndarray, weights: np.ndarray) -
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % interval."""
+    """An estimate with its 95 % interval, which holds it."""
 
     value: float
     low: float
@@ -96,7 +96,7 @@ class Ladder:
         self.rungs = sorted(rungs, key=lambda rung: rung.flops)
 
     @property
-    def freedom(self) -> int:
+    def degrees_of_freedom(self) -> int:
         """Return the degrees of freedom of the variance between seeds; 0 with one seed per rung."""
         return sum(len(rung.losses) - 1 for rung in self.rungs)
 
@@ -115,7 +115,8 @@ class Ladder:
         With one seed per rung that is not known, and 0.
         """
         deviation = pooled_std(rung.losses for rung in self.rungs)
-        return deviation / np.sqrt(counts) * rng.standard_t(max(self.freedom, 1), (DRAWS, len(counts)))
+        drawn = rng.standard_t(max(self.degrees_of_freedom, 1), (DRAWS, len(counts)))
+        return deviation / np.sqrt(counts) * drawn
 
     def predicted(self, flops: float, seeds: int | None = None) -> Interval:
         """Return the loss that the law predicts at a compute [FLOP].
@@ -140,12 +141,12 @@ class Ladder:
         best, drawn = self.laws
         return _interval(float(best.exponent), drawn.exponent)
 
-    def below(self, count: int) -> "Ladder":
-        """Return the ladder of the ``count`` smallest rungs alone."""
+    def smallest(self, count: int) -> "Ladder":
+        """Return the ladder of the ``count`` rungs with the least compute."""
         return Ladder(self.rungs[:count])
 
 
 def _interval(value: float, drawn: np.ndarray) -> Interval:
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(drawn, (tail, 1 - tail))
-    return Interval(value, float(low), float(high))
+    return Interval(value, min(value, float(low)), max(value, float(high)))

@@ -29,7 +29,8 @@ from lm.data.tasks.names import task_name
 from lm.objectives.denoising import OBJECTIVES
 
 CARD = "README.md"
-ENGLISH = ("documentation", "c4/en")  # how the names of corpora of English texts begin
+# how the names of English corpora and of the data of English tasks begin
+ENGLISH = ("documentation", "c4/en", "glue/", "super_glue/", "squad/")
 
 
 @dataclass(frozen=True)
@@ -307,12 +308,13 @@ def _score_line(task: AnyTask, scored: Mapping[str, Any]) -> str:
 
 
 def _language(stage: NetworkStage) -> str | None:
-    """Return "en" for a model whose text was all English, by the names of its corpora; else None."""
+    """Return "en" for a model whose texts were all English, by the names of corpora and tasks; else None."""
     settings = stage.settings
     if settings.start.model or settings.model.published or settings.mixing.pretraining != "corpus":
         return None
-    parts = [part.removeprefix("tfds:") for part in corpus_parts(settings.data.corpus)]
-    return "en" if settings.pretraining.steps and all(part.startswith(ENGLISH) for part in parts) else None
+    sources = (*corpus_parts(settings.data.corpus), *(task.source for task in stage.tasks["validation"]))
+    is_english = all(source.removeprefix("tfds:").startswith(ENGLISH) for source in sources)
+    return "en" if settings.pretraining.steps and is_english else None
 
 
 def _base_model(run: Path, stage: NetworkStage) -> str | None:

@@ -41,12 +41,12 @@ def held_out(folder: Path | None) -> dict[str, Any]:
     evaluations = [line for line in lines if line["kind"] == "eval"]
     last = evaluations[-1] if evaluations else {}
     values = {name: last.get(name) for name in ("content_loss", "reference_loss", "top_ten_share")}
-    left = (line["step"] for line in evaluations if "content_loss" in line and has_left(line))
+    exits = (line["step"] for line in evaluations if "content_loss" in line and has_left(line))
     by_denoiser = {
         name.removeprefix(DENOISERS): loss for name, loss in last.items() if name.startswith(DENOISERS)
     }
     losses = {"held_out_loss": last.get("loss")} | ({"denoiser_losses": by_denoiser} if by_denoiser else {})
-    return {**losses, **values, "exit_step": next(left, None)}
+    return {**losses, **values, "exit_step": next(exits, None)}
 
 
 def likelihoods(folder: Path, first_step: int) -> list[dict[str, float]]:
@@ -101,7 +101,7 @@ def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Map
     folders = {stage.name: stage.folder for stage in stages}
     pretrainings = [stage for stage in stages if stage.is_pretraining]
     measured = [stage for stage in pretrainings if stage.is_compared]
-    models = measured or [stage for stage in stages if stage.is_count_based]
+    scored = measured or [stage for stage in stages if stage.is_count_based]
     content = {stage.name: total(stage.folder, "content_tokens", stage.first_step) for stage in pretrainings}
     flops: Mapping[str, float] = values["flops"]
     starts = [stage for stage in pretrainings if stage.is_start_pretraining]
@@ -116,7 +116,7 @@ def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Map
         **values,
         "columns": columns(values["tasks"]),
         **held_out(measured[0].folder if measured else None),
-        "likelihoods": likelihoods(models[0].folder, models[0].first_step) if models else [],
+        "likelihoods": likelihoods(scored[0].folder, scored[0].first_step) if scored else [],
         "flops": sum(flops.values()),
         "start_flops": sum(flops[stage.name] for stage in starts),
         "content_tokens": round(sum(content.values())),

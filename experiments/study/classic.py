@@ -34,7 +34,7 @@ ELECTRA: Changes = (
 )
 
 DECODER: Changes = GPT | {
-    # sinusoids have a norm of sqrt(d_model / 2), so embeddings are scaled up to be heard beside them
+    # sinusoids have a norm of sqrt(d_model / 2), so embeddings are scaled up to be as large
     "model.embedding.scale": "sqrt",
     "finetuning.steps": 0,
     "data.inputs_length": 64,
@@ -88,10 +88,10 @@ TABLES = (
         scale="mini",
         seeds=3,
         conclusions=(
-            Conclusion("mini", "tiny", "about twice the width, from scale medium up also twice the layers"),
+            Conclusion("mini", "tiny", "about twice the width, from scale small up also twice the layers"),
             Conclusion("small", "mini", "about twice the width at equal depth"),
-            Conclusion("medium", "small", "twice the layers at equal width"),
-            Conclusion("base", "medium", "half as much again in width, from scale medium up also in depth"),
+            Conclusion("medium", "small", "more layers at equal width"),
+            Conclusion("base", "medium", "half as much again in width, from scale small up also deeper"),
             Conclusion("large", "base", "the largest is best, also after few updates"),
         ),
     ),

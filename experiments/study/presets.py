@@ -32,7 +32,7 @@ ADAMW: Changes = {
 def family(name: str) -> Changes:
     """Return the changes that make a model one of the family of the published ``name``.
 
-    The family reads all of them; sizes and vocabulary stay those of the scale.
+    Settings that the family does not read are left out; sizes and vocabulary stay those of the scale.
     """
     published = dict(leaves(PRESETS[name]))
     left_out = {*_OF_SCALE, *unused_settings(PRESETS[name], published)}

@@ -1,8 +1,8 @@
 """The start as a table: how much of a score it gives alone, and how much the pre-training after it adds.
 
 At the small scales a start precedes every row's own pre-training: a few hundred updates whose targets copy
-the inputs, after which the decoder knows where to look (docs/study.md). It belongs to the instrument. These
-rows have a start, pre-training, both or neither, and the start that was used before this one.
+the inputs, after which the decoder knows where to look (docs/study.md). It is part of the set-up of all other
+tables. These rows have a start, pre-training, both or neither, and the start that was used before this one.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ START: Changes = {"start.steps": StartSteps(), "start.objective": COPYING}
 # A start is a pre-training by its own objective. So one that nothing follows is a pre-training of as many
 # updates, and shares the checkpoint of the start of all rows with the same model, corpus and seed.
 START_ONLY: Changes = {
-    "pretraining.steps": StartSteps(),  # asks for the scale's start, so it comes before the next
+    "pretraining.steps": StartSteps(),  # reads start.steps, so it comes before the line that sets them to 0
     "start.steps": 0,
     "objective": COPYING,
     "tuning.branches": (1.0,),

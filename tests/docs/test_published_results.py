@@ -194,6 +194,7 @@ def test_a_bar_of_the_picture_is_as_long_as_the_share_of_claims_that_is_written_
     assert [text for text in texts if text.isdigit()] == counts
     taus = [f"{each.tau:.2f}".replace("-", "−") for each in counted if each.tau is not None]
     assert [text for text in texts if re.fullmatch(r"−?\d\.\d\d", text)] == taus and len(taus) == 3
+    assert len(axis.patches) == len(found), "nothing but the bars"
 
 
 @pytest.mark.parametrize("group", ["reading", "language", "both"])
@@ -641,6 +642,11 @@ def test_the_outside_script_lists_verdicts_on_demand_and_says_that_a_file_was_ed
     assert ", p = " in listed and listed.endswith("; confirmed in the report")
     assert sum("; as in the report" in line for line in of_claims) == 2 * 24 - 1
     assert any("edited.json was edited or damaged" in line for line in lines)
+
+
+def test_a_picture_of_claims_by_tasks_that_a_report_lacks_says_by_which_it_has_some():
+    with pytest.raises(SettingError, match="by --tasks 'reading'; it has some by 'held-out text'"):
+        ClaimsFigure(results=RESULTS.with_name("mini-glu.json")).figure()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"tables": 1, "sha256": "0"}'])

@@ -304,6 +304,18 @@ def test_a_card_says_on_what_a_model_was_trained_by_tasks_by_text_and_by_skip_gr
     assert network.startswith("Pre-training on `documentation/installed` by `causal-lm`: ")
 
 
+def test_a_card_names_the_language_of_a_model_whose_corpora_and_tasks_are_english(runs):
+    row = "t5/1-baseline/baseline"
+    for mixture_name, language in {
+        "documentation-language": "en",
+        "glue_small": "en",
+        "multi30k_ende": "",
+    }.items():
+        folder, stages = finished_run(runs, row, {"tuning.mixtures": (mixture_name,)}, {})
+        assert ('language: "en"' in card_of(folder, stages[mixture_name])) == bool(language), mixture_name
+        assert 'language: "en"' in card_of(folder, stages["pretraining"])
+
+
 def test_a_card_says_how_the_run_was_trained_that_training_began_with(runs):
     source = tuned_run(runs, "bert", pool="mean")
     heads = {"tuning.mixtures": (), "tuning.heads": ("follows",), "tuning.pool": "mean"}

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import small_runs
+from matplotlib.figure import Figure
 
 from experiments.cli import entry as command
 from experiments.entries import archive as archives
@@ -245,6 +246,8 @@ def test_a_file_that_was_changed_after_sealing_is_named(sealed, tmp_path, runs):
         ("exec('import os')", "use exec"),
         ("class Mine:\n    def flops(self, length, visible):\n        return 0", "define flops"),
         ("class Mine:\n    flops = None", "define flops"),
+        ("class Mine:\n    def __init__(self):\n        self.flops = None", "define flops"),
+        ("from lm.nn.nothing import part", "import from lm.nn.nothing: No module named 'lm.nn.nothing'"),
         ("import jax.experimental.multihost_utils as m", "import jax.experimental.multihost_utils"),
     ],
 )
@@ -428,6 +431,10 @@ def test_a_clear_improvement_is_a_record_and_the_next_is_compared_with_it():
     assert placed["between"].p > 0.5
     ranked = [cell.text for cell in table.table_sheet([*placed.values()], TRACKS["text"])["entry"]]
     assert ranked == ["better", "between", "first"]
+    axes = Figure().subplots()
+    table._draw_track([*placed.values()], TRACKS["text"], axes)
+    (steps,) = (line for line in axes.lines if line.get_label() == "record")
+    assert [*steps.get_ydata()] == pytest.approx([1.6, 1.5, 1.5]), "the record stands until the last entry"
 
 
 def test_entries_stand_in_the_order_of_acceptance_and_the_others_by_the_time_of_sealing(

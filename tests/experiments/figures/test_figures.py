@@ -550,6 +550,11 @@ def test_a_picture_that_needs_no_run_can_have_one(what, lstm, tmp_path, monkeypa
         (["next", "nowhere", "--text", "a"], "nowhere"),
         (["coordinates", "bert/base"], "model.architecture='encoder'.*with a decoder"),
         (["coordinates", "gpt/base", "--factors", "2"], r"--factors \(2,\)"),
+        pytest.param(
+            ["coordinates", "gpt/base", "--factors", "1", "2", "--steps", "1", "--rate", "1e30"],
+            r"--rate 1e\+30: training diverges",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_said(arguments, message, lstm, encoder, tmp_path, monkeypatch, capsys):

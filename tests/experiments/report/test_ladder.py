@@ -9,7 +9,15 @@ from reported_runs import RECORD
 
 from experiments.__main__ import dispatch
 from experiments.cli.ladder import ladder
-from experiments.report.ladder import RUNGS_TITLE, ladder_sheets, ladders, prediction_of
+from experiments.report.ladder import (
+    DECISIONS_TITLE,
+    LAWS_TITLE,
+    RUNGS_TITLE,
+    ladder_sheets,
+    ladders,
+    prediction_of,
+)
+from experiments.report.ladder_figure import ladder_figure
 from experiments.report.report import compare_tables
 from experiments.report.scaling import Ladder, Rung, fit_power_laws
 from experiments.runs import provenance
@@ -151,6 +159,34 @@ def test_one_seed_gives_values_without_intervals_and_a_bound_is_marked():
     )
     losses = [cell.text.split() for cell in sheets[RUNGS_TITLE]["bits per byte"]]
     assert all(relation == "≤" for relation, _ in losses)
+
+
+def test_a_picture_of_one_seed_per_size_has_predictions_without_bars():
+    """Of many losses, since the law and the drawn ones differ by rounding in some of them alone."""
+    for seed in range(5):
+        losses = law(FLOPS) + 0.01 * np.random.default_rng(seed).normal(size=5)
+        sizes = [replace(rung, losses=(loss,)) for rung, loss in zip(rungs(), losses, strict=True)]
+        (axes,) = ladder_figure({"lstm": Ladder(sizes)}).axes
+        (predicted,) = axes.containers
+        assert not predicted.has_yerr
+        (axes,) = ladder_figure(
+            {"lstm": Ladder([replace(rung, losses=rung.losses * 2) for rung in sizes])}
+        ).axes
+        assert axes.containers[0].has_yerr, "seeds that agree exactly"
+
+
+def test_smaller_sizes_with_one_seed_predict_a_larger_one_without_an_interval():
+    *smaller, largest = rungs(seeds=1)
+    sheets = ladder_sheets({"lstm": Ladder([*smaller, replace(largest, losses=(1.44, 1.45, 1.46))])})
+    assert [cell.text for cell in sheets[RUNGS_TITLE]["predicted"]] == ["–", "–", "–", "1.563", "1.450"]
+    assert " to " in sheets[LAWS_TITLE]["predicted"][0].text, "all sizes together have seeds that differ"
+
+
+def test_kinds_of_the_same_sizes_are_compared_though_the_first_kind_lacks_some():
+    whole, part = Ladder(rungs()), Ladder(rungs(flops=FLOPS[:3]))
+    sheets = ladder_sheets({"window": part, "lstm": whole, "transformer": whole})
+    assert [cell.text for cell in sheets[DECISIONS_TITLE]["size"]] == ["0", "1", "2", "3"]
+    assert DECISIONS_TITLE not in ladder_sheets({"window": part, "lstm": whole})
 
 
 def test_a_table_without_sizes_and_one_without_runs_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 """The road of models: rows of equal size on equal text."""
 
 import json
+from dataclasses import replace
 from math import exp, log, sqrt
 from statistics import mean
 
@@ -218,6 +219,7 @@ def test_a_network_passes_where_it_is_better_by_its_interval_and_stays_so(lstm, 
         budgets.append(ModelScore(f"5-gram-x{updates}", 5, 10, updates, five, 0.0, 5))
         budgets.append(ModelScore(f"lstm-x{updates}", 0, 10, updates, bits, 0.01, 5))
     assert first_better(budgets) == {"lstm": due}
+    assert first_better([replace(score, seeds=1) for score in budgets]) == {"lstm": None}, "no interval"
 
 
 def test_one_seed_has_no_interval():
