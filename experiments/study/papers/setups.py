@@ -15,8 +15,8 @@ WIKIPEDIA_AND_BOOKS = "tfds:wikipedia/20190301.en + text:books"
 
 # Rows that are compared by their loss on held-out text alone.
 NOT_TUNED: Changes = {"tuning.mixtures": ()}
-# At the small scales encoders with learned positions stay on the unigram plateau for thousands of updates. After
-# a start as a causal LM they leave it sooner (docs/choices.md), though not in a quarter of the updates.
+# At the small scales encoders with learned positions stay on the unigram plateau for thousands of updates.
+# After a start as a causal LM they leave it sooner (docs/choices.md), though not in a quarter of the updates.
 CAUSAL_START: Changes = {"start.objective": OBJECTIVES["causal-lm"], "tuning.branches": (1.0,)}
 
 

@@ -22,9 +22,7 @@ from experiments.study.table import Axis, Conclusion, Paper, PublishedScores, ma
 
 _SCORES = PublishedScores(Path(__file__).with_name("wettig_scores.json"))
 STEPS = 23_000
-MASKED: Changes = (
-    BERT | NO_NSP | CAUSAL_START | {"model.residual": "pre-norm", "objective.inputs": "masks"}
-)
+MASKED: Changes = BERT | NO_NSP | CAUSAL_START | {"model.residual": "pre-norm", "objective.inputs": "masks"}
 PUBLISHED: Changes = (
     size(24, 1_024, 16)
     | vocabulary("bpe", 50_265)
