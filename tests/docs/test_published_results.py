@@ -59,6 +59,7 @@ PUBLISHED = {
     "mini-denoisers": "now/3-denoisers",
     "mini-clark": "clark/5-efficiency",
     "mini-lan": "lan/[34]-*",
+    "mini-wettig": "wettig/mask-rate",
     "mini-history": "history",
     "mini-ladder": "ladder",
     "mini-experts": "now/5-experts",
