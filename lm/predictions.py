@@ -17,7 +17,8 @@ from lm.config.base import SettingError
 from lm.config.model import Pool
 from lm.data.classification import MIN_ROW_LENGTH, Reader
 from lm.data.tasks.task import LabelledTask, Row
-from lm.nn.finetune import ModelWithHead, pool_texts, segments_of
+from lm.nn.attention_inputs import segments_of
+from lm.nn.finetune import ModelWithHead, pool_texts
 from lm.nn.transformer import Transformer
 
 MAX_ROWS = 32  # texts that are read together [rows]
@@ -133,7 +134,7 @@ _pooled_below_head = jax.jit(ModelWithHead.pooled)
 
 def _pool_features(model: Transformer, batch: Batch, pool: Pool) -> jax.Array:
     side = "decoder" if model.config.has_decoder else "encoder"
-    return pool_texts(model, pool, model.features(batch), segments_of(batch, side))
+    return pool_texts(model, pool, model.features(batch), segments_of(batch.side(side)))
 
 
 _pooled = jax.jit(_pool_features, static_argnames="pool")

@@ -17,6 +17,7 @@ from lm.convert.schema import FieldGroup, HFConfig, Settings
 Window = int | None
 FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers in most families
 MAX_LAYERS = 10_000  # for which a list of windows is made
+SETTINGS = ("sparsity.window", "sparsity.layer_windows")  # that hold the windows
 
 
 def _window_fields(
@@ -30,8 +31,7 @@ def _window_fields(
     def write_fields(config: ModelConfig) -> HFConfig:
         return {name: value(config) for name, value in write.items()}
 
-    settings = ("sparsity.window", "sparsity.layer_windows")
-    return FieldGroup(tuple(write), settings, _as_settings(read_windows), write_fields)
+    return FieldGroup(tuple(write), SETTINGS, _as_settings(read_windows), write_fields)
 
 
 def _as_settings(read_windows: Callable[[HFConfig], Sequence[Window]]) -> Callable[[HFConfig], Settings]:
@@ -98,14 +98,15 @@ def modernbert_windows() -> FieldGroup:
         windows = _layer_windows(config)
         types = _layer_types(windows)
         finite = [window for window in windows if window is not None]
-        fields = {"local_attention": 2 * max(finite) if finite else 128, "layer_types": types}
+        fields: HFConfig = {"local_attention": 2 * max(finite, default=64), "layer_types": types}
         periods = range(1, len(types) + 1)
         found = [period for period in periods if types_by_period(len(types), period) == types]
-        return fields | ({period_name: found[0]} if found else {})
+        if found:
+            fields[period_name] = found[0]
+        return fields
 
     names = ("local_attention", "layer_types", period_name)
-    settings = ("sparsity.window", "sparsity.layer_windows")
-    return FieldGroup(names, settings, _as_settings(read), write, superseded=(period_name,))
+    return FieldGroup(names, SETTINGS, _as_settings(read), write, superseded=(period_name,))
 
 
 def _layer_types(windows: Sequence[Window]) -> list[str]:
@@ -142,23 +143,23 @@ def _windows_of_types(
 
 
 def _check_layers(layers: int) -> int:
-    """Return a number of layers; SettingError if it is too large for a list."""
-    if layers > MAX_LAYERS:
-        raise SettingError(f"config.json: {layers} layers are more than any model has")
+    """Return a number of layers; SettingError if a list cannot have so many."""
+    if not 1 <= layers <= MAX_LAYERS:
+        raise SettingError(f"config.json: {layers} layers should be from 1 to {MAX_LAYERS}")
     return layers
 
 
-def gemma_windows(period_name: str | None = None, default_period: int = 2) -> FieldGroup:
+def gemma_windows(period_name: str = "", default_period: int = 2) -> FieldGroup:
     """Map sliding_window, which layers of type sliding_attention have.
 
     Without a list of types every n-th layer has none, and so sees everything: n is in the field
-    ``period_name``, of files of transformers 4, or ``default_period``.
+    ``period_name``, of files of transformers 4, or ``default_period``. A family without that field has "".
     """
-    names = ("sliding_window", "layer_types", *([] if period_name is None else [period_name]))
+    superseded = (period_name,) if period_name else ()
 
     def read(hf_config: HFConfig) -> tuple[Window, ...]:
         layers = _check_layers(hf_config["num_hidden_layers"])
-        period = hf_config.get(period_name or "", default_period)
+        period = hf_config.get(period_name, default_period)
         if type(period) is not int or period < 1:
             raise SettingError(f"config.json: {period_name}={period!r} should be a number of layers")
         return _alternating_windows(hf_config, "", layers, is_causal=True, period=period)
@@ -168,9 +169,8 @@ def gemma_windows(period_name: str | None = None, default_period: int = 2) -> Fi
         size = _write_causal_window(config) or 4_096
         return {"sliding_window": size, "layer_types": _layer_types(windows)}
 
-    settings = ("sparsity.window", "sparsity.layer_windows")
-    superseded = () if period_name is None else (period_name,)
-    return FieldGroup(names, settings, _as_settings(read), write, superseded)
+    names = ("sliding_window", "layer_types", *superseded)
+    return FieldGroup(names, SETTINGS, _as_settings(read), write, superseded)
 
 
 def _alternating_windows(
@@ -192,7 +192,6 @@ def _alternating_windows(
 
 def t5gemma_windows() -> FieldGroup:
     """Map sliding_window and layer_types of both stacks, which mean those of Gemma 2 in the decoder."""
-    decoder = ("sparsity.window", "sparsity.layer_windows")
 
     def read(hf_config: HFConfig) -> Settings:
         encoder_layers, decoder_layers = (
@@ -203,20 +202,22 @@ def t5gemma_windows() -> FieldGroup:
             lambda hf_config: _alternating_windows(hf_config, "decoder.", decoder_layers, is_causal=True)
         )
         settings = read_decoder(hf_config)
-        shared = settings[decoder[1]] or (settings[decoder[0]],) * encoder_layers
+        shared = settings["sparsity.layer_windows"] or (settings["sparsity.window"],) * encoder_layers
         return settings | {"encoder.layer_windows": () if own == shared else own}
 
     def write(config: ModelConfig) -> HFConfig:
         fields: HFConfig = {}
         for side in SIDES:
             windows = config.windows(side)
-            finite = [window for window in windows if window is not None]
-            size = max(finite) + (side == "decoder") if finite else 4_096
+            # Only a decoder's window counts the position's own token.
+            own_token = 1 if side == "decoder" else 0
+            sizes = [window + own_token for window in windows if window is not None]
+            size = max(sizes, default=4_096)
             fields |= {f"{side}.sliding_window": size, f"{side}.layer_types": _layer_types(windows)}
         return fields
 
     names = tuple(f"{side}.{name}" for side in SIDES for name in ("sliding_window", "layer_types"))
-    return FieldGroup(names, (*decoder, "encoder.layer_windows"), read, write)
+    return FieldGroup(names, (*SETTINGS, "encoder.layer_windows"), read, write)
 
 
 def mistral_window(default: Window = 4_096) -> FieldGroup:
@@ -240,7 +241,10 @@ def qwen_windows() -> FieldGroup:
             if window is not None:
                 windows[SLIDING] = window
             return _windows_of_types("layer_types", hf_config["layer_types"], layers, windows)
-        full_layers = min(hf_config.get("max_window_layers", 28), layers)
+        full_layers = hf_config.get("max_window_layers", 28)
+        if type(full_layers) is not int:
+            raise SettingError(f"config.json: max_window_layers={full_layers!r} should be a number of layers")
+        full_layers = min(full_layers, layers)
         if window is None or full_layers == layers:
             return (None,)
         return (None,) * full_layers + (window,) * (_check_layers(layers) - full_layers)

@@ -22,6 +22,7 @@ from lm.config.model import ModelConfig
 from lm.evaluate import beam_search as beam_steps
 from lm.evaluate.beam_search import T5_RULES, BeamRules, Search
 from lm.evaluate.sampling import next_token
+from lm.nn.attention_inputs import segments_of
 from lm.nn.cache import Cache
 from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
@@ -119,8 +120,7 @@ def _first_logits(model, batch, max_length):
     bool [B]. Raises SettingError if prompts, with their padding, and answers exceed the last position.
     """
     side = batch.side("encoder" if model.config.has_encoder else "decoder")
-    tokens = side.tokens
-    segments = jnp.ones_like(tokens) if side.segment_ids is None else side.segment_ids
+    tokens, segments = side.tokens, segments_of(side)
     # A cache holds a row's text from its first slot on, so padding moves to the right.
     order = jnp.argsort(segments == 0, axis=1, stable=True)
     batch = batch.map(lambda values: jnp.take_along_axis(values, order, axis=1))

@@ -4,6 +4,7 @@ Shapes: B rows, T positions, D = d_model, V tokens in C clusters of widths W.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +23,14 @@ class Cluster(Module):
     """The embeddings [tokens,W] of some tokens, and their projection to D features unless W is D."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, tokens: int, width: int, std: float):
-        d_model, is_full = config.d_model, width == config.d_model
-        # Of a projected embedding both factors have the same deviation, and their product ``std``.
-        factor = (std / width**0.5) ** 0.5
-        self.embed = Embed(rngs, (tokens, width), "vocab", std=std if is_full else factor, dtype=config.dtype)
-        shape, axes = (width, d_model), ("kv", "embed")
-        self.projection = Identity() if is_full else Linear(rngs, shape, axes, std=factor, use_bias=False)
+        is_projected = width != config.d_model
+        if is_projected:  # both factors have the same deviation, and their product ``std``
+            std = (std / width**0.5) ** 0.5
+        self.embed = Embed(rngs, (tokens, width), "vocab", std=std, dtype=config.dtype)
+        self.projection: Linear | Identity = Identity()
+        if is_projected:
+            shape, axes = (width, config.d_model), ("kv", "embed")
+            self.projection = Linear(rngs, shape, axes, std=std, use_bias=False)
 
     def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Return the embeddings [B,T,D] of ids that count the tokens of this cluster from 0."""
@@ -57,11 +60,11 @@ class AdaptiveEmbed(Module):
     def __call__(self, ids: Int[Array | np.ndarray, "B T"]) -> Float[Array, "B T D"]:
         """Return [B,T,D] of ids int32 [B,T]; NaN for an id that no cluster has, also for a negative one."""
         ids, start = jnp.asarray(ids), 0
-        x: Array | None = None
+        x: Any = jnp.nan
         for cluster, tokens in zip(self.clusters, self.sizes, strict=True):
             is_inside = (ids >= start) & (ids < start + tokens)
             found = cluster(jnp.where(is_inside, ids - start, 0))
-            x = jnp.where(is_inside[:, :, None], found, jnp.nan if x is None else x)
+            x = jnp.where(is_inside[:, :, None], found, x)
             start += tokens
         return x
 

@@ -37,8 +37,10 @@ class LuongAttention(Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
         self.query: nnx.Module = Identity()
-        self.key = Identity() if config.cross_attention.kind == "dot" else _square_linear(config, rngs, "kv")
-        self.out = _square_linear(config, rngs, "embed")
+        self.key: nnx.Module = Identity()
+        if config.cross_attention.kind == "multiplicative":
+            self.key = _square_linear(config, rngs, "embed", "kv")
+        self.out = _square_linear(config, rngs, "kv", "embed")
 
     def key_value(self, x: Float[Array, "B S D"], _positions: Array | None) -> KeyValue:
         """Return keys and values [B,S,1,D] of the encoder's states x [B,S,D]."""
@@ -90,10 +92,10 @@ class BahdanauAttention(LuongAttention):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config, width = config, config.d_model
-        self.query = _square_linear(config, rngs, "kv")
-        self.key = _square_linear(config, rngs, "kv")
+        self.query = _square_linear(config, rngs, "embed", "kv")
+        self.key = _square_linear(config, rngs, "embed", "kv")
         self.vector = param(normal(rngs, (1, width), width**-0.5), "bias_heads", "kv")
-        self.out = _square_linear(config, rngs, "embed")
+        self.out = _square_linear(config, rngs, "kv", "embed")
 
     def weights(
         self, x: Float[Array, "B T D"], kv: KeyValue, inputs: AttentionInputs
@@ -107,8 +109,7 @@ class BahdanauAttention(LuongAttention):
         return additive_attention(query, kv.key, kv.value, self.vector[...], mask, dropout_factors=factors)
 
 
-def _square_linear(config: ModelConfig, rngs: nnx.Rngs, out_axis: str) -> Linear:
-    """Return a linear layer [D,D], to the axis "kv" inside of attention or back to "embed"."""
+def _square_linear(config: ModelConfig, rngs: nnx.Rngs, in_axis: str, out_axis: str) -> Linear:
+    """Return a linear layer [D,D], from the axis ``in_axis`` to ``out_axis``."""
     width = config.d_model
-    axes = ("embed", "kv") if out_axis == "kv" else ("kv", "embed")
-    return Linear(rngs, (width, width), axes, std=width**-0.5, use_bias=config.bias)
+    return Linear(rngs, (width, width), (in_axis, out_axis), std=width**-0.5, use_bias=config.bias)

@@ -376,6 +376,11 @@ def positions_of(side: Side) -> Int32[Array, "#B T"]:
     return positions_in_segments(side.tokens.shape[1], side.segment_ids)
 
 
+def segments_of(side: Side) -> Int[Array | np.ndarray, "B T"]:
+    """Return the segment of each token of a side, int32 [B,T]: 1 for all where the side has none."""
+    return jnp.ones_like(side.tokens) if side.segment_ids is None else side.segment_ids
+
+
 def positions_in_segments(
     length: int, segments: Int[Array | np.ndarray, "B {length}"] | None
 ) -> Int32[Array, "_ {length}"]:

@@ -189,9 +189,9 @@ class Block(Module):
         Either is None if the block lacks that attention. ``encoder_kv`` is as in ``__call__``, but does not
         replace ``inputs.encoded``: without that, no weights of cross-attention are returned.
         """
-        h = self.mixer_input(x, inputs)
         inputs = self._self_attention_inputs(inputs, None, len(x))
         x = block_input = self.step_embedding(x, inputs.positions)
+        h = self._sublayer_input(x, x, self.attention_norm)
         weights = None
         if isinstance(self.attention, Attention):
             kv = self.attention.row_key_value(h, inputs)
@@ -209,10 +209,7 @@ class Block(Module):
         return weights, self.cross.weights(h, kv, self._cross_attention_inputs(inputs, len(x)))
 
     def mixer_input(self, x: Float[Array, "B T D"], inputs: AttentionInputs) -> Float[Array, "B T D"]:
-        """Return the mixer's input from the block's input x [B,T,D]: x, normalised unless post-norm.
-
-        In an evolved block x is what the convolutions before its mixer return.
-        """
+        """Return the mixer's input from the block's input x [B,T,D]: x, normalised unless post-norm."""
         x = self.step_embedding(x, inputs.positions)
         return self._sublayer_input(x, x, self.attention_norm)
 

@@ -197,8 +197,9 @@ class CompressedAttention(Attention):
         """Return the inputs with the mask and the bias of blocks in place of those of tokens."""
         if inputs.cache_index is None:
             blocks = find_blocks(length, inputs.segments, self.size)
-        else:  # index s of a cache holds position s of its row
-            blocks = Blocks(self._cached_ends(num_blocks), jnp.ones((1, num_blocks), bool))
+        else:  # index s of a cache holds position s of its row; a block may be longer than all rows
+            end = self._cached_ends(num_blocks)
+            blocks = Blocks(end, end < inputs.key_positions.shape[1])
         relative = blocks.end[:, None, :] - jnp.arange(length)[None, :, None]
         mask, bias = inputs.mask, inputs.bias
         if isinstance(mask, AttentionMask):

@@ -10,6 +10,7 @@ from jaxtyping import Float, Float32
 
 from lm.batch import Batch, Side
 from lm.config.model import ModelConfig
+from lm.nn.attention_inputs import positions_in_segments, segments_of
 from lm.nn.dropout import split_key
 from lm.nn.layers import Embed, Module, embedding_std
 from lm.nn.stack import Stack
@@ -71,14 +72,18 @@ class BidirectionalLM(Module):
 
 
 def _flip(batch: Batch) -> Batch:
-    """Return the decoder's side from right to left, without positions: they count from the other end."""
-    return Batch(decoder=replace(batch.side("decoder"), positions=None).map(lambda x: x[:, ::-1]))
+    """Return the decoder's side from right to left; its positions, if given, count from the other end."""
+    side = batch.side("decoder").map(lambda x: x[:, ::-1])
+    if side.positions is None:
+        return Batch(decoder=side)
+    segments = jnp.asarray(segments_of(side))
+    positions = positions_in_segments(segments.shape[1], segments)
+    return Batch(decoder=replace(side, positions=jnp.where(segments > 0, positions, 0)))
 
 
 def _shift_right(side: Side, pad: int) -> Array:
     """Return int32 [B,T]: the target before each position, and ``pad`` at the start of a segment."""
-    targets = side.targets
-    segments = jnp.ones_like(targets) if side.segment_ids is None else side.segment_ids
+    targets, segments = side.targets, segments_of(side)
     has_previous = jnp.pad(segments[:, 1:] == segments[:, :-1], ((0, 0), (1, 0)))
     return jnp.where(has_previous, jnp.pad(targets[:, :-1], ((0, 0), (1, 0))), pad)
 
@@ -90,9 +95,7 @@ class SkipGramTables(Module):
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        shape, std = (
-            (config.vocab_size, config.embed_width),
-            embedding_std(config.output.logits, config.embed_width),
-        )
+        shape = config.vocab_size, config.embed_width
+        std = embedding_std(config.output.logits, config.embed_width)
         self.embed = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype)
         self.contexts = Embed(rngs, shape, "vocab", std=std, dtype=config.dtype)

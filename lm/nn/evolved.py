@@ -90,19 +90,20 @@ class ConvolutionBranches(Module):
     In an encoder the branches are a linear layer of 4 D features and a convolution of 3 tokens of D / 2, both
     with relu, and the last layer reads 9 tokens. In a decoder they are separable convolutions of the last 11
     tokens, of 2 D features with relu, and of the last 7, of D / 2, and the last layer reads 7. Features that
-    a narrower branch or output lacks are 0.
+    a narrower branch or output lacks are 0. Dropout comes after the norm; Narang et al. drop out each branch.
     """
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs, bidirectional: bool):
         self.config = config
-        width = config.d_model
-        half, self.hidden_width = width // 2, 4 * width if bidirectional else 2 * width
+        width, half = config.d_model, config.d_model // 2
         if bidirectional:
+            self.hidden_width = 4 * width
             axes, std = ("embed", "mlp"), width**-0.5
             self.left: Any = Linear(rngs, (width, self.hidden_width), axes, std=std, use_bias=config.bias)
             self.right: Any = FullConvolution(config, rngs, (width, half), 1, 1)
             self.last = SeparableConvolution(config, rngs, (self.hidden_width, half), 4, 4)
         else:
+            self.hidden_width = 2 * width
             self.left = SeparableConvolution(config, rngs, (width, self.hidden_width), 10, 0)
             self.right = SeparableConvolution(config, rngs, (width, half), 6, 0)
             self.last = SeparableConvolution(config, rngs, (self.hidden_width, width), 6, 0)
@@ -166,14 +167,10 @@ class EvolvedBlock(Block):
             shape, std = (config.d_model, 2 * config.d_model), config.d_model**-0.5
             gate = Linear(rngs, shape, ("embed", "mlp"), std=std, use_bias=config.bias)
         else:
-            heads = config.attention.num_key_value_heads
-            wide_config = changes(
-                config,
-                {
-                    "attention.num_heads": 2 * config.attention.num_heads,
-                    "attention.num_key_value_heads": None if heads is None else 2 * heads,
-                },
-            )
+            heads = {"attention.num_heads": 2 * config.attention.num_heads}
+            if config.attention.num_key_value_heads is not None:
+                heads["attention.num_key_value_heads"] = 2 * config.attention.num_key_value_heads
+            wide_config = changes(config, heads)
             wide = Attention(wide_config, rngs)
             if config.positions.kind in BIAS_TABLES:
                 wide_relative = RelativePositionBias(wide_config, rngs, bidirectional)
@@ -250,6 +247,10 @@ class EvolvedBlock(Block):
         x, _, kv = self._front(x, inputs, {}, None, encoder_kv)
         return super().attention_weights(x, inputs, kv)
 
+    def mixer_input(self, x: Float[Array, "B T D"], inputs: AttentionInputs) -> Float[Array, "B T D"]:
+        """Return the mixer's input from the block's input x [B,T,D], after the further sub-layers."""
+        return super().mixer_input(self._front(x, inputs, {}, None, None)[0], inputs)
+
     @property
     def attention_to_encoder(self) -> Any:
         """Return the cross-attentions that make keys and values of the encoder's output."""
@@ -258,8 +259,9 @@ class EvolvedBlock(Block):
     def mixer_flops(self, length: int, visible: int) -> int:
         """Return the FLOPs of all sub-layers but cross-attention and the feed-forward layer, forward."""
         flops = super().mixer_flops(length, visible) + matmul_flops(self.convolutions, length)
-        flops += matmul_flops(self.gate, length)
-        return flops + (0 if self.wide is None else self.wide.flops(length, visible))
+        if self.wide is not None:
+            flops += self.wide.flops(length, visible)
+        return flops + matmul_flops(self.gate, length)
 
     def mixer_cache_bytes(self, length: int) -> int:
         """Return the bytes of the carry of one row of ``length`` tokens."""

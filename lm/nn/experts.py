@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float, Float32, Int
 
 from lm.config.model import ModelConfig
-from lm.nn.dropout import dropout
+from lm.nn.dropout import dropout, split_key
 from lm.nn.layers import ACTIVATIONS, Linear, Module, normal, num_parameters, param, remat
 from lm.ops import experts as ops
 from lm.sharding import constrain
@@ -52,9 +52,10 @@ class ExpertLinear(Module):
     def __init__(self, rngs: nnx.Rngs, shape: tuple[int, int, int], axes: tuple[str, str], *, use_bias: bool):
         num_experts, width, out = shape
         self.kernel = param(normal(rngs, shape, width**-0.5), "experts", *axes)
-        self.bias = (
-            param(jnp.zeros((num_experts, out), jnp.float32), "experts", axes[1]) if use_bias else None
-        )
+        bias = None
+        if use_bias:
+            bias = param(jnp.zeros((num_experts, out), jnp.float32), "experts", axes[1])
+        self.bias = bias
 
     def __call__(self, x: Float[Array, "G E C in"]) -> Float[Array, "G E C out"]:
         y = jnp.einsum("geci,eio->geco", x, self.kernel[...].astype(x.dtype))
@@ -102,18 +103,19 @@ class ExpertMLP(Module):
         config = self.config.experts
         rows, length, _ = x.shape
         is_training = key is not None
-        text_capacity = None if is_training or keeps_all else config.eval_capacity
-        group_rows = gcd(config.group_rows, rows) if text_capacity is None else 1
-        explore_key, dropout_key = (None, None) if key is None else jax.random.split(key)
+        text_capacity, group_rows = None, gcd(config.group_rows, rows)
+        if config.eval_capacity is not None and not (is_training or keeps_all):
+            text_capacity, group_rows = config.eval_capacity, 1
+        explore_key, dropout_key = split_key(key, 2)
         if config.dropout is not None:
             dropout_mask = self._own_dropout_mask(dropout_key, rows)
         is_token = jnp.ones((rows, length), bool) if segments is None else jnp.asarray(segments) > 0
         grouped = x.reshape(rows // group_rows, group_rows * length, -1)
         is_token = is_token.reshape(grouped.shape[:2])
         logits = self._router_logits(grouped, explore_key)
-        factor = None if keeps_all else config.factor(is_training)
-        tokens = grouped.shape[1]
-        capacity = tokens if factor is None else ops.expert_capacity(tokens, config.count, factor)
+        capacity, factor = grouped.shape[1], config.factor(is_training)
+        if factor is not None and not keeps_all:
+            capacity = ops.expert_capacity(capacity, config.count, factor)
         if config.kind == "expert-choice":
             out, statistics = self._by_expert_choice(grouped, logits, is_token, dropout_mask, capacity)
         else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxtyping import Float, Float32
 
 from lm.batch import Batch
 from lm.config.model import HeadConfig, LoraConfig, ModelConfig
+from lm.nn.attention_inputs import segments_of
 from lm.nn.dropout import split_key
 from lm.nn.electra import DISCRIMINATOR
 from lm.nn.elmo import FORWARD, BidirectionalLM
@@ -22,6 +24,7 @@ from lm.nn.transformer import Transformer
 from lm.sharding import named
 
 BODY = "body."  # how the names of the pre-trained model's parameters begin
+Model = TypeVar("Model", Transformer, BidirectionalLM)
 
 
 class ModelWithHead(Module):
@@ -48,8 +51,8 @@ class ModelWithHead(Module):
         """Return the outputs, and the statistics of the body's routers; None if it has none or is frozen."""
         if self.settings.kind != "choice":
             return self._outputs(batch, key)
-        rows, choices, length = batch.side(self._side).tokens.shape
-        flat = batch.map_sides(lambda side: side.map(lambda x: x.reshape(rows * choices, length)))
+        rows, choices, _ = batch.side(self._side).tokens.shape
+        flat = batch.map_sides(lambda side: side.map(lambda x: x.reshape(rows * choices, x.shape[2])))
         outputs, router = self._outputs(flat, key)
         router = jax.tree.map(lambda x: x.reshape(rows, choices).mean(1), router)
         return outputs.reshape(rows, choices), router
@@ -60,14 +63,14 @@ class ModelWithHead(Module):
 
     def _outputs(self, batch: Batch, key: Array | None) -> tuple[Array, RouterStatistics | None]:
         body_key, head_key = split_key(key, 2)
-        (x, router), segments = self._features(batch, body_key), self._segments(batch)
+        (x, router), segments = self._features(batch, body_key), segments_of(batch.side(self._side))
         if self.settings.is_pooled:
             x = pool_texts(self.body, self.settings.pool, x, segments)
         return self.head(x, segments, head_key), router
 
     def pooled(self, batch: Batch) -> Float[Array, "B D"]:
         """Return [B,D]: the state of each text that a head on whole texts reads."""
-        (x, _), segments = self._features(batch, None), self._segments(batch)
+        (x, _), segments = self._features(batch, None), segments_of(batch.side(self._side))
         return pool_texts(self.body, self.settings.pool, x, segments)
 
     def _features(self, batch: Batch, key: Array | None) -> tuple[Array, RouterStatistics | None]:
@@ -81,15 +84,6 @@ class ModelWithHead(Module):
             outputs = self.body.outputs(batch, key)
             return outputs.x, outputs.router
         return self.body.features(batch, key), None
-
-    def _segments(self, batch: Batch) -> Array | np.ndarray:
-        return segments_of(batch, self._side)
-
-
-def segments_of(batch: Batch, side: str) -> Array | np.ndarray:
-    """Return the segment of each token of a side, int32 [B,T]: 1 for all where the batch has none."""
-    tokens, segments = batch.side(side).tokens, batch.side(side).segment_ids
-    return jnp.ones_like(tokens) if segments is None else segments
 
 
 def pool_texts(
@@ -112,7 +106,7 @@ def source_parameter(learned: Collection[str], name: str) -> str | None:
     return next((candidate for candidate in candidates if candidate in learned), None)
 
 
-def merge_lora(model: Transformer) -> Transformer:
+def merge_lora(model: Model) -> Model:
     """Return a model that computes the same without low-rank updates: each is added to its kernel.
 
     Hu et al. 2021, section 4.1.
@@ -121,7 +115,7 @@ def merge_lora(model: Transformer) -> Transformer:
         return model
     lora, params = model.config.lora, named(model)
     without = replace(model.config, lora=LoraConfig())
-    merged = jax.eval_shape(lambda: Transformer(without, nnx.Rngs(params=0)))
+    merged = jax.eval_shape(lambda: type(model)(without, nnx.Rngs(params=0)))
     for down in [name for name in params if name.endswith(".lora.down")]:
         linear = down.removesuffix("lora.down")
         update = jnp.einsum("...ir,...ro->...io", params[down], params[f"{linear}lora.up"])

@@ -73,9 +73,8 @@ def pool_max(x: Float[Array, "B T D"], is_token: Bool[Array | np.ndarray, "B T"]
     return jnp.where(is_token.any(-1, keepdims=True), maximum, 0)
 
 
-# By ``HeadConfig.dense``.
+# By ``HeadConfig.dense``, which may also be "none".
 HEAD_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "none": lambda x: x,
     "tanh": jnp.tanh,
     "relu": ACTIVATIONS["relu"],
     "gelu": ACTIVATIONS["gelu"],
@@ -140,7 +139,9 @@ class Head(Module):
         if self.head.kind == "span":  # padding neither starts nor ends an answer
             is_token = (segments > 0)[:, None, :]
             return jnp.where(is_token, logits.swapaxes(1, 2), jnp.finfo(jnp.float32).min)
-        return logits[..., 0] if self.head.kind in ("regression", "choice") else logits
+        if self.head.kind in ("regression", "choice"):
+            return logits[..., 0]
+        return logits
 
     def _drop_out(self, x: Array, key: Array | None) -> Array:
         """Return ``x`` with dropout, or as it is without a key."""

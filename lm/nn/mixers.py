@@ -62,13 +62,10 @@ class NGramMLP(LocalMixer):
         super().__init__(config, behind, behind if bidirectional else 0)
         inner, width = (self.behind + 1 + self.ahead) * config.d_model, config.state_width
         self.hidden = Linear(rngs, (inner, width), ("embed", "mlp"), std=inner**-0.5, use_bias=True)
-        shape, axes = (width, config.d_model), ("mlp", "embed")
-        needs_no_output = width == config.d_model
-        self.out = (
-            Identity()
-            if needs_no_output
-            else Linear(rngs, shape, axes, std=width**-0.5, use_bias=config.bias)
-        )
+        self.out: Linear | Identity = Identity()
+        if width != config.d_model:
+            shape, axes = (width, config.d_model), ("mlp", "embed")
+            self.out = Linear(rngs, shape, axes, std=width**-0.5, use_bias=config.bias)
 
     def __call__(
         self,

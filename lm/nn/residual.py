@@ -52,9 +52,12 @@ def make_branch_scale(config: ModelConfig) -> nnx.Module:
 def count_branches(config: ModelConfig) -> int:
     """Return the number of residual branches of all blocks of both stacks (Fixup's L)."""
     per_block = 1 + config.has_feed_forward
-    encoder = config.num_encoder_layers * per_block if config.has_encoder else 0
-    decoder = config.num_decoder_layers * (per_block + config.has_encoder) if config.has_decoder else 0
-    return encoder + decoder
+    branches = 0
+    if config.has_encoder:
+        branches += config.num_encoder_layers * per_block
+    if config.has_decoder:
+        branches += config.num_decoder_layers * (per_block + config.has_encoder)
+    return branches
 
 
 def apply_fixup(config: ModelConfig, block: Any) -> None:
@@ -65,10 +68,8 @@ def apply_fixup(config: ModelConfig, block: Any) -> None:
     if config.residual != "fixup":
         return
     for attention in (block.attention, block.cross):
-        _scale_branch(config, attention, ("query", "key", "value"), ATTENTION_MATRICES)
-        _scale_branch(
-            config, getattr(attention, "globals", None), ("query", "key", "value"), ATTENTION_MATRICES
-        )
+        for layer in (attention, getattr(attention, "globals", None)):
+            _scale_branch(config, layer, ("query", "key", "value"), ATTENTION_MATRICES)
     _scale_branch(config, block.mlp, ("hidden", "linear"), MLP_MATRICES)
 
 

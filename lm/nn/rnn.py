@@ -39,8 +39,10 @@ class Direction(Module):
         if config.mixer.kind == "lstm":  # forgets little at first (Jozefowicz et al. 2015)
             bias = bias.at[width : 2 * width].set(1.0)
         self.bias = param(bias, "gates")
-        is_gru = config.mixer.kind == "gru"
-        self.state_bias = param(jnp.zeros((width,), jnp.float32), "gates") if is_gru else None
+        state_bias = None
+        if config.mixer.kind == "gru":
+            state_bias = param(jnp.zeros((width,), jnp.float32), "gates")
+        self.state_bias = state_bias
 
     def __call__(
         self,
@@ -104,11 +106,14 @@ class Recurrent(TokenMixer):
         def linear(shape: tuple[int, int], axes: tuple[str, str]) -> Linear:
             return Linear(rngs, shape, axes, std=shape[0] ** -0.5, use_bias=config.bias)
 
-        needs_no_projection = width == config.d_model and not bidirectional
-        self.out = Identity() if needs_no_projection else linear((width, config.d_model), ("gates", "embed"))
-        starts_from_encoder = config.cross_attention.kind == "none" and not bidirectional
-        first_shape = config.d_model, config.state_width * CELLS[config.mixer.kind].states
-        self.first = linear(first_shape, ("embed", "gates")) if starts_from_encoder else None
+        self.out: Linear | Identity = Identity()
+        if bidirectional or width != config.d_model:
+            self.out = linear((width, config.d_model), ("gates", "embed"))
+        first = None
+        if config.cross_attention.kind == "none" and not bidirectional:  # it starts from the encoder's state
+            states = config.state_width * CELLS[config.mixer.kind].states
+            first = linear((config.d_model, states), ("embed", "gates"))
+        self.first = first
 
     def __call__(
         self,

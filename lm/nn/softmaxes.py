@@ -38,10 +38,12 @@ class SoftmaxMixture(Module):
         """Return log-probabilities float32 [B,T,V] of states x [B,T,D]; ``logits_of`` gives those of one.
 
         Softmaxes are added up one after another, and computed again in the backward pass, so that the logits
-        of two are in memory at once. Probabilities below the least positive float32 count as that.
+        of two are in memory at once. Probabilities below the least normal float32 count as that, and have no
+        gradient.
         """
         weights = jax.nn.softmax(self.prior(x).astype(jnp.float32), axis=-1)
         contexts = jnp.tanh(self.contexts(x)).reshape(*x.shape[:-1], self.count, -1)
+        contexts, weights = jnp.moveaxis(contexts, 2, 0), jnp.moveaxis(weights, 2, 0)
 
         @jax.checkpoint
         def component(context: Array, weight: Array) -> Array:
@@ -50,10 +52,6 @@ class SoftmaxMixture(Module):
         def add(total: Array, context_and_weight: tuple[Array, Array]) -> tuple[Array, None]:
             return total + component(*context_and_weight), None
 
-        by_softmax = jnp.moveaxis(contexts, 2, 0), jnp.moveaxis(weights, 2, 0)
-        first, rest = (
-            jax.tree.map(lambda each: each[0], by_softmax),
-            jax.tree.map(lambda each: each[1:], by_softmax),
-        )
-        total, _ = jax.lax.scan(add, component(*first), rest)
+        first = component(contexts[0], weights[0])
+        total, _ = jax.lax.scan(add, first, (contexts[1:], weights[1:]))
         return jnp.log(jnp.maximum(total, jnp.finfo(jnp.float32).tiny))

@@ -24,6 +24,7 @@ from lm.nn.attention_inputs import (
     make_decode_inputs,
     make_two_stream_inputs,
     merge_masks,
+    segments_of,
 )
 from lm.nn.cache import Cache, Carry, LayerCache
 from lm.nn.dropout import split_key
@@ -365,8 +366,7 @@ class Transformer(Module):
         x, carry, *_ = self.decoder(
             self.embed(prompt), side.token_types, inputs, carry=carry, encoder_kv=encoder_kv
         )
-        prompt_segments = jnp.ones_like(prompt) if side.segment_ids is None else side.segment_ids
-        lengths = (prompt_segments > 0).sum(-1, dtype=jnp.int32)
+        lengths = (segments_of(side) > 0).sum(-1, dtype=jnp.int32)
         last = jnp.take_along_axis(x, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
         cache = Cache(carry, lengths, encoder_kv, cross_mask, max_length, position_offset)
         return self.logits(last)[:, 0], cache

@@ -37,7 +37,8 @@ def expert_capacity(tokens: int, num_experts: int, factor: float) -> int:
     >>> expert_capacity(512, 128, 1.25), expert_capacity(4, 128, 1.0), expert_capacity(4, 2, 8.0)
     (5, 1, 4)
     """
-    return min(max(ceil(tokens * factor / num_experts), 1), tokens)
+    even_share = round(tokens * factor / num_experts, 6)  # since 100 * 1.1 is 110.00000000000001
+    return min(max(ceil(even_share), 1), tokens)
 
 
 def choose_experts(
@@ -50,14 +51,14 @@ def choose_experts(
     the router would learn nothing from the model's loss.
     """
     # One maximum after another: compilers gather a sharded batch on every device to sort it.
-    left, chosen, found = scores, [], []
+    remaining, chosen, chosen_probabilities = scores, [], []
     for _ in range(per_token):
-        best = left.argmax(-1)
-        is_best = jax.nn.one_hot(best, left.shape[-1], dtype=bool)
+        best = remaining.argmax(-1)
+        is_best = jax.nn.one_hot(best, remaining.shape[-1], dtype=bool)
         chosen.append(best.astype(jnp.int32))
-        found.append(jnp.where(is_best, probabilities, 0.0).sum(-1))
-        left = jnp.where(is_best, -jnp.inf, left)
-    experts, weights = jnp.stack(chosen, axis=-1), jnp.stack(found, axis=-1)
+        chosen_probabilities.append(jnp.where(is_best, probabilities, 0.0).sum(-1))
+        remaining = jnp.where(is_best, -jnp.inf, remaining)
+    experts, weights = jnp.stack(chosen, axis=-1), jnp.stack(chosen_probabilities, axis=-1)
     if normalized and per_token > 1:
         weights = weights / weights.sum(-1, keepdims=True)
     return experts, weights
@@ -74,13 +75,13 @@ def assign_slots(
     """
     groups, tokens, per_token = experts.shape
     chosen = experts.reshape(groups, tokens * per_token)
-    counts = jnp.repeat(is_token, per_token, axis=1)
-    is_chosen = (chosen[:, :, None] == jnp.arange(num_experts)[None, None, :]) & counts[:, :, None]
+    is_choice = jnp.repeat(is_token, per_token, axis=1)  # padding chooses no expert
+    is_chosen = (chosen[:, :, None] == jnp.arange(num_experts)[None, None, :]) & is_choice[:, :, None]
     one_hot = is_chosen.astype(jnp.int32)
     earlier = jnp.cumsum(one_hot, axis=1) - one_hot  # of each expert's choices
     place = (earlier * one_hot).sum(-1)
     no_slot = num_experts * capacity
-    slot = jnp.where(counts & (place < capacity), chosen * capacity + place, no_slot)
+    slot = jnp.where(is_choice & (place < capacity), chosen * capacity + place, no_slot)
     return Routes(
         slot.reshape(groups, tokens, per_token), _invert(slot, no_slot).reshape(groups, num_experts, capacity)
     )

@@ -414,6 +414,8 @@ def test_a_modernbert_of_transformers_4_means_the_same_as_one_of_5(period):
         ("t5gemma", {"decoder.qk_norm": True}, "decoder.qk_norm=True is unknown to this family"),
         ("t5gemma", {"is_encoder_decoder": False}, "is_encoder_decoder=False"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("gemma2", {"num_hidden_layers": 0, "layer_types": None}, "0 layers should be from 1 to 10000"),
+        ("qwen2", {"max_window_layers": "28", "layer_types": None}, "max_window_layers='28' should be"),
     ],
 )
 def test_what_the_newest_families_lack_is_refused_by_the_name_of_its_field(name, new, message):

@@ -103,6 +103,14 @@ def test_decoding_with_a_cache_computes_what_a_whole_row_does(config):
         np.testing.assert_allclose(logits, whole[np.arange(2), places], atol=1e-5, err_msg=str(places))
 
 
+def test_a_cache_for_rows_shorter_than_a_block_shows_no_block():
+    model = model_of(CONFIG)
+    tokens = np.random.default_rng(0).integers(2, 40, (2, 2))
+    whole = run(model, Batch(decoder=Side(tokens=tokens)))
+    _, cache = model.prefill(Batch(decoder=Side(tokens=tokens[:, :1])), 2)
+    np.testing.assert_allclose(model.step(tokens[:, 1], cache)[0], whole[:, 1], atol=1e-5)
+
+
 def test_a_cache_has_a_third_more_and_the_kernels_are_counted():
     found, plain = costs(CONFIG, 12), costs(BASE, 12)
     assert found.cache == plain.cache * 4 / 3

@@ -101,6 +101,17 @@ def test_packed_texts_are_read_in_both_directions_as_if_each_were_alone():
             np.testing.assert_allclose(together[..., where, :], alone[..., : len(text), :], atol=1e-5)
 
 
+def test_packed_texts_may_fill_rows_that_are_longer_than_the_learned_positions_if_they_have_positions():
+    learned = {"mixer.kind": "attention", "positions.kind": "learned", "positions.max_length": 5}
+    model, (one, two) = BidirectionalLM(changes(CONFIG, learned), nnx.Rngs(0)), texts(5, 4)
+    batch = batch_of([*one, *two, *[0] * 7], [1] * 5 + [2] * 4 + [0] * 7)
+    positions = np.array([[*range(5), *range(4), *[0] * 7]])
+    packed = outputs(model, replace(batch, decoder=replace(batch.decoder, positions=positions)))
+    for text, where in ((one, slice(0, 5)), (two, slice(5, 9))):
+        for together, alone in zip(packed, outputs(model, batch_of(text)), strict=True):
+            np.testing.assert_allclose(together[..., where, :], alone, atol=1e-5)
+
+
 def test_the_features_of_each_layer_are_both_directions_side_by_side():
     batch, width = batch_of(texts(6)[0]), CONFIG.d_model
     tokens = batch.decoder.tokens[:, ::-1]

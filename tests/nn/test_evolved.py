@@ -7,6 +7,7 @@ from flax import nnx
 from small_models import TINY, example, influence, loss_and_gradients, make, shapes
 
 from lm.config.base import SettingError, changes
+from lm.nn.attention_inputs import make_attention_inputs
 from lm.nn.evolved import ConvolutionBranches, FullConvolution, SeparableConvolution
 from lm.train.flops import cache_bytes, costs, step_flops
 
@@ -66,6 +67,19 @@ def test_beams_share_the_keys_of_both_cross_attentions():
     first = model.decoder.blocks.first_cross
     key = encoded @ np.asarray(first.key.kernel[...])[0]
     np.testing.assert_allclose(both.key[0, 0, :4], key.reshape(5, 4, 8).swapaxes(0, 1), atol=1e-5)
+
+
+def test_its_attention_weights_are_those_of_its_mixers_inputs():
+    model, batch = make("decoder, evolved"), example(3, 5, 4)
+
+    @jax.jit
+    def both(model):
+        inputs = make_attention_inputs(model.config, batch, "decoder", None)
+        attention, x = model.decoder._blocks_by_layer()[1].attention, model.mixer_inputs(batch)["decoder"][1]
+        weights = attention.weights(x, attention.row_key_value(x, inputs), inputs)
+        return weights, model.attention_weights(batch)["decoder"][1]
+
+    np.testing.assert_allclose(*both(model), atol=1e-6)
 
 
 @pytest.mark.slow

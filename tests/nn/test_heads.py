@@ -146,6 +146,13 @@ def test_each_choice_is_scored_as_if_it_were_alone():
     np.testing.assert_allclose(read(model, replace(together, labels=np.zeros(1, int)))[0], alone, atol=1e-5)
 
 
+def test_choices_of_an_encoder_decoder_may_have_sides_of_different_lengths():
+    model, batch = tuned("encoder-decoder", kind="choice", pool="last"), example(0, 6, 4)
+    choices = batch.map(lambda value: np.stack([value, value], axis=1))
+    scores = read(model, choices)
+    assert scores.shape == (1, 2) and scores[0, 0] == scores[0, 1]
+
+
 def test_a_mixture_of_layers_is_their_mean_at_first_and_leaves_the_model_as_it_is():
     hidden = np.random.default_rng(0).normal(size=(3, 1, 4, 16)).astype(np.float32)
     np.testing.assert_allclose(LayerMixture(2)(jnp.asarray(hidden)), hidden.mean(0), atol=1e-6)

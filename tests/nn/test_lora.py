@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from sharded_training import transformer_batch
-from small_models import CONFIGS, TINY, example
+from small_models import CONFIGS, TINY, example, filled
 
 from experiments.runs.init_from import experiment_for_model
 from experiments.runs.kinds.finetuning import text_spec
@@ -22,6 +22,7 @@ from lm.config.mesh import MeshConfig
 from lm.config.model import HeadConfig, LoraConfig, ModelConfig
 from lm.config.training import CheckpointConfig, OptimizerConfig
 from lm.data.tasks.labelled import find_labelled
+from lm.nn.elmo import BidirectionalLM
 from lm.nn.finetune import ModelWithHead, merge_lora
 from lm.nn.layers import num_parameters
 from lm.nn.presets import PRESETS
@@ -70,6 +71,14 @@ def test_a_new_model_equals_the_one_without_updates_and_a_merged_one_the_one_wit
     assert whole.config == MODELS[name] and sharding.named(whole).keys() == sharding.named(plain).keys()
     np.testing.assert_allclose(features(whole), features(moved), atol=2e-5)
     assert np.abs(features(moved) - features(plain)).max() > 1e-2
+
+
+def test_both_directions_of_a_bidirectional_model_are_merged():
+    config = changes(TINY, {"architecture": "decoder", "heads": ("backward",), "dropout": 0.0})
+    updated = filled(jax.eval_shape(lambda: BidirectionalLM(replace(config, lora=ALL), nnx.Rngs(params=0))))
+    whole, batch, compute = merge_lora(updated), example(0, 6, 6), jax.jit(BidirectionalLM.features)
+    assert not whole.config.lora.rank and not [name for name in sharding.named(whole) if ".lora." in name]
+    np.testing.assert_allclose(compute(whole, batch), compute(updated, batch), atol=2e-5)
 
 
 def built(mesh, devices, **settings):

@@ -218,4 +218,5 @@ def test_dropped_choices_are_those_beyond_the_capacity():
 
 def test_capacity_is_the_even_share_times_the_factor():
     assert expert_capacity(100, 10, 1.25) == 13  # 12.5 rounded up
+    assert expert_capacity(100, 10, 1.1) == 11  # and not 12, though 100 * 1.1 is 110.00000000000001
     assert expert_capacity(100, 10, 0.01) == 1 and expert_capacity(100, 2, 5.0) == 100
