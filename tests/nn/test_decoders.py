@@ -309,7 +309,7 @@ def test_settings_of_a_published_size_come_back_from_its_config_json(name):
                 "sliding_window": 9,
                 "layer_types": None,
             },
-            "10+ layers are more",
+            "10+ layers should be from 1 to",
         ),
     ],
 )
