@@ -373,6 +373,28 @@ def test_the_course_has_the_perplexities_of_the_road():
     assert f"the Transformer {decoder} and two layers of LSTM {lstm}," in words
 
 
+def test_the_guide_has_what_each_share_of_hidden_tokens_reaches_and_scores():
+    rows = read_tables(RESULTS.with_name("mini-wettig.json"))["wettig/mask-rate"]["rows"]
+    guide = (DOCS / "study.md").read_text()
+    for name, row in rows.items():
+        seeds = [*row["seeds"].values()]
+        rate, _, bert = name.rpartition("/")[2].partition("-")
+        exits = sorted({each["exit_step"] or 0 for each in seeds})
+        exit_step = " to ".join(map(str, exits)) if exits[0] else "not left"
+        z = ["–", "–"]
+        if exits[0]:
+            by_half = ([*row["combined"][half].values()] for half in ("reading", "language"))
+            z = [f"{mean(values):z.1f} ± {stdev(values):.1f}" for values in by_half]
+        scores = [
+            f"{mean(each['scores'][task] for each in seeds):.1f}"
+            for task in ("acceptability", "extract", "next")
+        ]
+        losses = f"{mean(each['content_loss'] for each in seeds):.2f}, {seeds[0]['reference_loss']:.2f}"
+        label = f"{rate} %, 80/10/10" if bert else f"{rate} %"
+        cells = [label, losses, exit_step, *z, *scores, f"{row['published']['MNLI']:.1f}"]
+        assert f"| {' | '.join(cells)} |" in guide
+
+
 def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():
     guide = (DOCS / "study.md").read_text()
     section = guide.partition("#### Diffusion with more text")[2].partition("\n### ")[0]
