@@ -124,7 +124,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class MixingConfig:
-    """What pre-training reads, and how tasks are mixed [Raffel et al. 2020, section 3.5.2]."""
+    """Sets what pre-training reads, and how tasks are mixed [Raffel et al. 2020, section 3.5.2]."""
 
     # data of pre-training; tasks are all of tuning.mixtures, other-tasks those of the mixtures that the model
     # is not fine-tuned on next
@@ -178,7 +178,7 @@ class PhaseConfig:
 
 @dataclass(frozen=True)
 class StartConfig:
-    """What comes before pre-training: a checkpoint, or a short warm-up by another objective.
+    """Sets what comes before pre-training: a checkpoint, or a short warm-up by another objective.
 
     The warm-up is part of the set-up, the same in all rows that are compared. A small decoder is slow to
     learn to attend to its inputs, and faster by an objective whose targets copy them.

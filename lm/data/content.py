@@ -19,9 +19,9 @@ NUM_FREQUENT = 10  # most frequent tokens, which a model predicts while it does 
 
 
 class UnigramBaseline(NamedTuple):
-    """What a model without context reaches on content tokens.
+    """Holds what a model without context reaches on content tokens.
 
-    It knows how frequent tokens are and, in a masked LM, the input at the place of the target.
+    It knows how frequent tokens are and, in a masked LM, the input token at the position of the target.
     """
 
     loss: float | None  # [nats per content token]; None without content tokens, as in copying

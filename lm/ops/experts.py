@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Float32, Int, Int32
 
 
 class Routes(NamedTuple):
-    """Which slot of which expert each choice of a token has, and the other way round."""
+    """Holds the slot of an expert that each choice of a token has, and the other way round."""
 
     slot: Int32[Array, "G T k"]  # expert * C + place in its slots, of each choice; E * C: it has none
     choice: Int32[Array, "G E C"]  # token * k + number of the choice, in each slot; T * k: it is empty

@@ -3,7 +3,6 @@
 from experiments.study.changes import Changes, times
 from experiments.study.presets import HEADS
 from lm.config.layers import GatedActivation
-from lm.objectives.denoising import OBJECTIVES
 
 # Word pieces, sentinels (of which encoders use two) and special tokens together have the paper's number.
 SENTINELS, SPECIAL = 100, 4
@@ -15,9 +14,6 @@ WIKIPEDIA_AND_BOOKS = "tfds:wikipedia/20190301.en + text:books"
 
 # Rows that are compared by their loss on held-out text alone.
 NOT_TUNED: Changes = {"tuning.mixtures": ()}
-# At the small scales encoders with learned positions stay on the unigram plateau for thousands of updates.
-# After a start as a causal LM they leave it sooner (docs/choices.md), though not in a quarter of the updates.
-CAUSAL_START: Changes = {"start.objective": OBJECTIVES["causal-lm"], "tuning.branches": (1.0,)}
 
 
 def gated(activation: GatedActivation) -> Changes:
