@@ -16,6 +16,7 @@ from experiments.console import CONSOLE, RUNS, print_line, show_sheet
 from experiments.entries import rules
 from experiments.entries.entry import Entry, check_budget, load_entry
 from experiments.entries.tracks import TRACKS
+from experiments.study.names import VERIFIED_FOLDER
 from experiments.study.paths import check_runs
 from lm.config.base import SettingError
 from lm.files import atomic_folder, write
@@ -90,7 +91,7 @@ def entry_verify(archive: Path, /, all_seeds: bool = False, runs: Runs = RUNS) -
     beside = archive.with_name(f"{sealed.name}.py")
     if beside.exists() and beside.read_bytes() != sealed.files[SOURCE]:
         raise SettingError(f"{beside} is not the file in {archive}: it should be the same, to be read")
-    home = runs / "verified" / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
+    home = runs / VERIFIED_FOLDER / hashlib.sha256(archive.read_bytes()).hexdigest()[:12]
     home.mkdir(parents=True, exist_ok=True)
     if (runs / "cache").exists() and not (home / "cache").exists():  # the text is made once for all
         with atomic_folder(home / "cache") as draft:

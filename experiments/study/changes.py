@@ -94,6 +94,21 @@ class ShareOf:
         return f"{self.factor:.4g} x {self.path}"
 
 
+@dataclass(frozen=True)
+class AtLeast:
+    """A change that raises what the scale has to a least number, and leaves what is above it."""
+
+    least: int
+
+    def __call__(self, number: int, _experiment: Experiment) -> int:
+        """Return the new value of a setting that is ``number`` at this scale."""
+        return max(number, self.least)
+
+    def __str__(self) -> str:
+        return f"at least {self.least:,}"
+
+
+at_least = AtLeast  # likewise: {"pretraining.steps": at_least(2_400)}
 share_of = ShareOf  # likewise: {"model.embedding.d_embed": share_of("model.d_model", 1 / 6)}
 
 

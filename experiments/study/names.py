@@ -8,8 +8,10 @@ from lm.config.base import SettingError
 PLAIN_NAME = re.compile(r"[\w.,:=@%+-]+(/[\w.,:=@%+-]+)*", re.ASCII)  # needs no quoting in a shell
 STARTS_FOLDER = "starts"  # of checkpoints that runs start from, in the folder of all runs
 COURSE_FOLDER = "course"  # of the trained models that come along, beside it
+VERIFIED_FOLDER = "verified"  # of what ``lm entry verify`` trains again, beside it
 REPORT_FILES = ("report", "order")  # names of the files of a whole report, without an ending
-RESERVED_SCALES = ("cache", COURSE_FOLDER, STARTS_FOLDER)  # are folders beside those of scales
+# are folders beside those of scales
+RESERVED_SCALES = ("cache", COURSE_FOLDER, STARTS_FOLDER, VERIFIED_FOLDER)
 RESERVED_TABLES = ("pretraining", "reports")  # are folders beside those of tables
 
 

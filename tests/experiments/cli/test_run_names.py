@@ -100,7 +100,7 @@ def test_a_name_of_a_run_that_is_gone_names_its_folder_and_the_link_to_remove(ru
     assert resolve_names(["@mine"]) == [str(RUN.parent / "seed-1")]
 
 
-@pytest.mark.parametrize("name", ["last", "nano", "cache", "starts", "a/b", "..", "-x", "a b"])
+@pytest.mark.parametrize("name", ["last", "nano", "cache", "starts", "verified", "a/b", "..", "-x", "a b"])
 def test_a_name_that_is_taken_or_leads_elsewhere_is_refused(runs, name):
     with pytest.raises(SettingError, match="--name"):
         check_name(runs, name)
