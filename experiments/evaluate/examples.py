@@ -98,7 +98,7 @@ def _show_phase(experiment: Experiment, name: str, step: int, data: Inputs, coun
     rows, objective = batches.row_source, experiment.objective
     if isinstance(rows, DenoisingRows) and "rate" not in objective.corruption.ignores:
         hidden = f"{100 * rows.hidden_share(numbers):.1f} % of their text"
-        UNBROKEN.print(f"  these rows hide {hidden}; objective.rate asks for {100 * objective.rate:g} %\n")
+        UNBROKEN.print(f"  these rows hide {hidden}; objective.rate asks for {100 * objective.rate:.3g} %\n")
 
 
 def row_denoisers(rows: RowSource, objective: Objective, numbers: np.ndarray) -> list[Denoiser]:

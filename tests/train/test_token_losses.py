@@ -137,7 +137,7 @@ def test_a_row_trains_with_the_losses_of_its_phases_and_shares_its_start():
         {stage.title: stage for stage in stages(experiment, folder, Path("runs/cache"))}
         for experiment in (usual, smoothed)
     )
-    start, trained = "start of pre-training", "pre-training"
+    start, trained = "start phase", "pre-training"
     assert before[start].folder == after[start].folder and before[trained].folder != after[trained].folder
     assert after[start].step_spec().loss_config == LossConfig()
 

@@ -98,7 +98,7 @@ class Pretraining(NetworkStage):
     @property
     def title(self) -> str:
         if self.is_start_pretraining:
-            return "start of pre-training"
+            return "start phase"
         number = len(self.settings.pretraining.phases) + 1
         is_earlier_phase = not self.is_compared  # the last phase is called pre-training
         return f"phase {number} of pre-training" if is_earlier_phase else "pre-training"

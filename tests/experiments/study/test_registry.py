@@ -26,7 +26,7 @@ from experiments.runs.checks import check_agreement
 from experiments.runs.kinds.network import model_parameters
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
-from experiments.study.changes import after_pretraining, apply, followed_by, times
+from experiments.study.changes import after_pretraining, apply, at_least, followed_by, times
 from experiments.study.experiment import BASELINE, Experiment, PretrainingPhase
 from experiments.study.papers.t5 import PAPER, TABLES
 from experiments.study.paths import run_folder
@@ -174,6 +174,11 @@ def test_a_multiple_of_what_the_scale_has_compares_hashes_and_prints():
     assert times(2) == times(2) != times(3) and len({times(2), times(2), times(2, 8)}) == 2
     assert (str(times(2)), str(times(1 / 3, 8))) == ("x 2", "x 0.3333, up to a multiple of 8")
     assert times(2 / 3, rounding="down")(256, BASELINE) == 170 and times(2 / 3)(256, BASELINE) == 171
+
+
+def test_a_least_number_raises_what_is_below_it_and_leaves_what_is_above():
+    assert [at_least(2_400)(steps, BASELINE) for steps in (300, 2_400, 12_400)] == [2_400, 2_400, 12_400]
+    assert at_least(2) == at_least(2) != at_least(3) and str(at_least(2_400)) == "at least 2,400"
 
 
 def test_a_change_by_the_scale_is_listed_with_how_it_is_derived(capsys):
