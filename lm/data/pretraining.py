@@ -141,10 +141,10 @@ def lengths_of_denoisers(
             # With EOS a prefix LM's row is inputs, EOS, targets, EOS; the second EOS costs one token of text.
             lengths = lengths._replace(raw=max(lengths.raw - denoiser.objective.eos_after_each_example, 1))
         if denoiser.objective.corruption.targets_limited_to_inputs_length and architecture in DECODERS:
-            # Inputs and targets share a row and trade off, so reserve their sum for one text, not both
-            # maxima. The sum does not depend on the random number, which is 0 here.
-            sides = corrupted_lengths(denoiser.objective, np.array([lengths.raw]), np.zeros(1))
-            lengths = lengths._replace(targets=int(np.sum(sides)) - lengths.inputs)
+            # Inputs and targets share a row and mostly trade off, so reserve their largest sum, not both
+            # maxima. The extremes of the random number, 0 and 1, have the extremes of the sum.
+            sides = corrupted_lengths(denoiser.objective, np.array([lengths.raw] * 2), np.arange(2))
+            lengths = lengths._replace(targets=int(np.sum(sides, axis=0).max()) - lengths.inputs)
         return lengths
 
     if architecture not in DECODERS or len(denoisers) == 1:

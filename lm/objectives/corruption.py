@@ -328,7 +328,9 @@ def suffix_share_counts(
     """
     low = config.rate
     high = low if config.max_rate is None else config.max_rate
-    num_noise_tokens = np.round(lengths * (low + (high - low) * length_uniforms)).astype(np.int32)
+    # In float32, as for the mask: with halves rounded otherwise, a text would exceed its room by a token.
+    share = low + (high - low) * length_uniforms.astype(np.float32)
+    num_noise_tokens = np.round(lengths * share).astype(np.int32)
     num_noise_tokens = _clip_to_text(num_noise_tokens, lengths)
     return NoiseCounts(num_noise_tokens, np.ones_like(lengths), np.ones_like(lengths))
 

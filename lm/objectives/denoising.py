@@ -462,9 +462,12 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
     longest = int(np.flatnonzero(fits)[-1])
     if objective.corruption.targets_limited_to_inputs_length:
         return Lengths(int(raw[longest]), int(inputs[longest]), int(targets[longest]))
-    # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs.
-    one_less = int(objective.rate == 0.5 and targets[longest] > inputs[longest])
-    return Lengths(int(raw[longest]) - one_less, inputs_length, int(targets[longest]) - one_less)
+    # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs, and one target.
+    # The shorter text may have as many noise tokens, and then needs as much room.
+    if longest and objective.rate == 0.5 and targets[longest] > inputs[longest]:
+        room = max(targets[longest] - 1, targets[longest - 1])
+        return Lengths(int(raw[longest - 1]), inputs_length, int(room))
+    return Lengths(int(raw[longest]), inputs_length, int(targets[longest]))
 
 
 def _room_for_random_targets(objective: Objective, raw: int) -> int:
