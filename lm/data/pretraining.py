@@ -210,12 +210,13 @@ def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) 
     is_token = length_mask(texts.lengths, texts.uniforms.shape[2])
     noise = objective.draw_noise(texts) & is_token
     if not objective.corruption.fits_without_trimming:
-        if "sentinels" in (objective.inputs, objective.targets):
-            noise = limit_spans(noise, is_token, texts.uniforms[:, 0], texts.num_sentinels)
         if objective.targets in ("sentinels", "drop"):
             # ``trim_targets`` always reserves one token for EOS; give it back if ``eos`` is "none".
             room = max_targets + (not objective.writes_eos)
             noise = trim_targets(noise, is_token, objective.targets == "sentinels", room)
+        if "sentinels" in (objective.inputs, objective.targets):
+            # Afterwards, since a span that is cut at the end of a text leaves one more run of visible text.
+            noise = limit_spans(noise, is_token, texts.uniforms[:, 0], texts.num_sentinels)
     return noise
 
 
