@@ -302,6 +302,16 @@ def test_modes_need_sentinels_and_an_unknown_mixture_is_refused_with_the_nearest
 
 
 @pytest.mark.parametrize(
+    "objective", [Objective("single-span", "masks"), Objective("rolled-spans", targets="drop"), Objective()]
+)
+def test_noise_in_the_middle_of_a_text_needs_two_sentinels(objective):
+    one, two = (SimpleNamespace(num_sentinels=count, eos=1, mask=9) for count in (1, 2))
+    check_has_tokens(objective, "encoder-decoder", two)
+    with pytest.raises(SettingError, match="only 1 sentinels"):
+        check_has_tokens(objective, "encoder-decoder", one)
+
+
+@pytest.mark.parametrize(
     ("objective", "architecture", "message"),
     [
         (Objective("middle", "prefix-suffix-middle", "drop"), "encoder-decoder", "model.architecture"),
