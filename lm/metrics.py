@@ -10,7 +10,7 @@ import math
 import operator
 import re
 import string
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -79,13 +79,24 @@ def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> float:
 
 def token_accuracy(targets: Sequence[Sequence[Any]], predictions: Sequence[Sequence[Any]]) -> Value:
     """Return the share of correct labels among all words of all texts [%]."""
-    check_lengths(targets, predictions)
-    if not any(map(len, targets)):
-        return Undefined("no text has a word")
     is_correct: list[bool] = []
-    for labels, predicted in zip(targets, predictions, strict=True):
-        is_correct += [label == prediction for label, prediction in zip(labels, predicted, strict=True)]
-    return percent_mean(is_correct)
+    for labels, predicted in _labels_by_text(targets, predictions):
+        is_correct += map(operator.eq, labels, predicted)
+    return percent_mean(is_correct) if is_correct else Undefined("no text has a word")
+
+
+def _labels_by_text(
+    targets: Sequence[Sequence[Any]], predictions: Sequence[Sequence[Any]]
+) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
+    """Yield the target labels and the predicted ones of each text; SettingError unless they are as many."""
+    check_lengths(targets, predictions)
+    for index, (labels, predicted) in enumerate(zip(targets, predictions, strict=True)):
+        if len(labels) != len(predicted):
+            raise SettingError(
+                f"targets[{index}] has {len(labels)} labels and predictions[{index}] {len(predicted)} of "
+                "them; both should have one per word"
+            )
+        yield labels, predicted
 
 
 class Entity(NamedTuple):
@@ -134,9 +145,8 @@ def entity_f1(labels: Sequence[str]) -> Metric:
         return {*bio_entities(["O" if number < 0 else labels[number] for number in classes])}
 
     def metric(targets: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]) -> Value:
-        check_lengths(targets, predictions)
         hits = total = 0
-        for classes, predicted in zip(targets, predictions, strict=True):
+        for classes, predicted in _labels_by_text(targets, predictions):
             expected, found = entities(classes), entities(predicted)
             hits += len(expected & found)
             total += len(expected) + len(found)
@@ -152,7 +162,7 @@ def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> Value:
     for target, prediction in zip(targets, predictions, strict=True):
         answer = prediction if prediction in (0, 1) else 1 - target
         hits += target == answer == 1
-        ones += target + answer
+        ones += int(target) + int(answer)
     return 200 * hits / ones if ones else Undefined("no target and no prediction is of class 1")
 
 
