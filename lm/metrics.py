@@ -166,14 +166,14 @@ def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> Value:
     return 200 * hits / ones if ones else Undefined("no target and no prediction is of class 1")
 
 
-def macro_f1(classes: int) -> Metric:
-    """Return a metric: the mean F1 over ``classes`` classes [%]."""
+def macro_f1(num_classes: int) -> Metric:
+    """Return a metric: the mean F1 over all classes [%]."""
 
     def metric(targets: Sequence[int], predictions: Sequence[int]) -> float:
         check_lengths(targets, predictions)
         from sklearn.metrics import f1_score
 
-        labels = list(range(classes))
+        labels = list(range(num_classes))
         return 100 * float(f1_score(targets, predictions, labels=labels, average="macro", zero_division=0))
 
     return metric
@@ -198,9 +198,9 @@ def _correlation(name: str, targets: Sequence[float], predictions: Sequence[floa
     import scipy.stats
 
     numbers = [parse_number(prediction) for prediction in predictions]
-    for side, values in (("targets", targets), ("predictions", numbers)):
+    for which, values in (("targets", targets), ("predictions", numbers)):
         if len({*values}) < 2:
-            return Undefined(f"all {side} are alike")
+            return Undefined(f"all {which} are alike")
     return 100 * float(getattr(scipy.stats, name)(targets, numbers).statistic)
 
 
@@ -237,11 +237,11 @@ def normalise_answer(text: str) -> str:
 
 def word_f1(target: str, prediction: str) -> float:
     """Return the F1 of the bags of words, from 0 to 1; 0 if either is empty, as in SQuAD's script."""
-    predicted, right = prediction.split(), target.split()
-    if not predicted or not right:
+    predicted, expected = prediction.split(), target.split()
+    if not predicted or not expected:
         return 0.0
-    same = sum((collections.Counter(predicted) & collections.Counter(right)).values())
-    return 2 * same / (len(predicted) + len(right))
+    num_shared = (collections.Counter(predicted) & collections.Counter(expected)).total()
+    return 2 * num_shared / (len(predicted) + len(expected))
 
 
 def _best_match(score: Callable[[str, str], float]) -> Metric:
