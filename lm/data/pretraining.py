@@ -454,9 +454,10 @@ class DenoisingRows(PickledWithoutCache):
 
         Example n is segment n // num_streams of stream n % num_streams, in shuffled order.
         """
-        reader, num_streams = self.reader, np.array([self.reader.sampler.num_streams])
+        reader = self.reader
+        stream_row, stream = divmod(number, reader.sampler.num_streams)
         (window,) = reader.find_stream_rows(
-            number % num_streams, number // num_streams, reader.count_segments, UNPACKED_ROWS
+            np.array([stream]), np.array([stream_row]), reader.count_segments, UNPACKED_ROWS
         )
         text = self._read_text(window.position, reader.shuffle_segments(window.position)[window.rows])
         random_numbers = uniforms(
@@ -532,19 +533,15 @@ def _sort_by_row(parts: Sequence[SegmentBatch]) -> SegmentBatch:
     """Return the segments of all parts, each read from one window, in the order of the batch's rows."""
     batch_rows = np.concatenate([part.batch_rows for part in parts])
     order = np.argsort(batch_rows, kind="stable")
-    text = PaddedTexts(
-        np.concatenate([part.text.tokens for part in parts])[order],
-        np.concatenate([part.text.lengths for part in parts])[order],
-        np.concatenate([part.text.content for part in parts])[order],
-    )
-    seeds = np.concatenate([part.seeds for part in parts])[order]
-    keys = np.concatenate([part.keys for part in parts])[order]
-    length_uniforms = [part.length_uniforms for part in parts if part.length_uniforms is not None]
+    texts, seeds, keys, uniforms_of_parts, _ = zip(*parts, strict=True)
+    length_uniforms = None
+    if uniforms_of_parts[0] is not None:  # the same in all parts
+        length_uniforms = np.concatenate(uniforms_of_parts)[order]
     return SegmentBatch(
-        text,
-        seeds,
-        keys,
-        np.concatenate(length_uniforms)[order] if length_uniforms else None,
+        PaddedTexts(*(np.concatenate(arrays)[order] for arrays in zip(*texts, strict=True))),
+        np.concatenate(seeds)[order],
+        np.concatenate(keys)[order],
+        length_uniforms,
         batch_rows[order],
     )
 
