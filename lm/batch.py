@@ -107,9 +107,11 @@ class Batch:
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of all batches, which have the same features, in order."""
+    """Return the rows of all batches in order; SettingError unless all have the same features."""
     features = [batch.features() for batch in batches]
     names = features[0].keys()
+    if differing := {name for each in features for name in each.keys() ^ names}:
+        raise SettingError(f"batches can be joined only if all have {sorted(differing)}, or none")
     return Batch.from_features({name: np.concatenate([each[name] for each in features]) for name in names})
 
 

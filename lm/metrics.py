@@ -10,7 +10,7 @@ import math
 import operator
 import re
 import string
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -79,13 +79,24 @@ def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> float:
 
 def token_accuracy(targets: Sequence[Sequence[Any]], predictions: Sequence[Sequence[Any]]) -> Value:
     """Return the share of correct labels among all words of all texts [%]."""
-    check_lengths(targets, predictions)
-    if not any(map(len, targets)):
-        return Undefined("no text has a word")
     is_correct: list[bool] = []
-    for labels, predicted in zip(targets, predictions, strict=True):
-        is_correct += [label == prediction for label, prediction in zip(labels, predicted, strict=True)]
-    return percent_mean(is_correct)
+    for labels, predicted in _labels_by_text(targets, predictions):
+        is_correct += map(operator.eq, labels, predicted)
+    return percent_mean(is_correct) if is_correct else Undefined("no text has a word")
+
+
+def _labels_by_text(
+    targets: Sequence[Sequence[Any]], predictions: Sequence[Sequence[Any]]
+) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
+    """Yield the target labels and the predicted ones of each text; SettingError unless they are as many."""
+    check_lengths(targets, predictions)
+    for index, (labels, predicted) in enumerate(zip(targets, predictions, strict=True)):
+        if len(labels) != len(predicted):
+            raise SettingError(
+                f"targets[{index}] has {len(labels)} labels and predictions[{index}] {len(predicted)} of "
+                "them; both should have one per word"
+            )
+        yield labels, predicted
 
 
 class Entity(NamedTuple):
@@ -134,9 +145,8 @@ def entity_f1(labels: Sequence[str]) -> Metric:
         return {*bio_entities(["O" if number < 0 else labels[number] for number in classes])}
 
     def metric(targets: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]) -> Value:
-        check_lengths(targets, predictions)
         hits = total = 0
-        for classes, predicted in zip(targets, predictions, strict=True):
+        for classes, predicted in _labels_by_text(targets, predictions):
             expected, found = entities(classes), entities(predicted)
             hits += len(expected & found)
             total += len(expected) + len(found)
@@ -152,18 +162,18 @@ def binary_f1(targets: Sequence[int], predictions: Sequence[int]) -> Value:
     for target, prediction in zip(targets, predictions, strict=True):
         answer = prediction if prediction in (0, 1) else 1 - target
         hits += target == answer == 1
-        ones += target + answer
+        ones += int(target) + int(answer)
     return 200 * hits / ones if ones else Undefined("no target and no prediction is of class 1")
 
 
-def macro_f1(classes: int) -> Metric:
-    """Return a metric: the mean F1 over ``classes`` classes [%]."""
+def macro_f1(num_classes: int) -> Metric:
+    """Return a metric: the mean F1 over all classes [%]."""
 
     def metric(targets: Sequence[int], predictions: Sequence[int]) -> float:
         check_lengths(targets, predictions)
         from sklearn.metrics import f1_score
 
-        labels = list(range(classes))
+        labels = list(range(num_classes))
         return 100 * float(f1_score(targets, predictions, labels=labels, average="macro", zero_division=0))
 
     return metric
@@ -188,9 +198,9 @@ def _correlation(name: str, targets: Sequence[float], predictions: Sequence[floa
     import scipy.stats
 
     numbers = [parse_number(prediction) for prediction in predictions]
-    for side, values in (("targets", targets), ("predictions", numbers)):
+    for which, values in (("targets", targets), ("predictions", numbers)):
         if len({*values}) < 2:
-            return Undefined(f"all {side} are alike")
+            return Undefined(f"all {which} are alike")
     return 100 * float(getattr(scipy.stats, name)(targets, numbers).statistic)
 
 
@@ -227,11 +237,11 @@ def normalise_answer(text: str) -> str:
 
 def word_f1(target: str, prediction: str) -> float:
     """Return the F1 of the bags of words, from 0 to 1; 0 if either is empty, as in SQuAD's script."""
-    predicted, right = prediction.split(), target.split()
-    if not predicted or not right:
+    predicted, expected = prediction.split(), target.split()
+    if not predicted or not expected:
         return 0.0
-    same = sum((collections.Counter(predicted) & collections.Counter(right)).values())
-    return 2 * same / (len(predicted) + len(right))
+    num_shared = (collections.Counter(predicted) & collections.Counter(expected)).total()
+    return 2 * num_shared / (len(predicted) + len(expected))
 
 
 def _best_match(score: Callable[[str, str], float]) -> Metric:

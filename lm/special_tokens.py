@@ -41,8 +41,8 @@ def check_special(config: ModelConfig, tokenizer: Tokenizer, name: str) -> None:
             f"{name} ends a text with id {tokenizer.eos}, the model with model.special.eos={special.eos}: "
             "they should be the same"
         )
-    starts = (PAD,) if config.architecture in ENCODER_DECODERS else (PAD, None)
-    if tokenizer.first_regular_id > 0 and (special.pad != PAD or special.start not in starts):
+    allowed_starts = (PAD,) if config.architecture in ENCODER_DECODERS else (PAD, None)
+    if tokenizer.first_regular_id > 0 and (special.pad != PAD or special.start not in allowed_starts):
         raise SettingError(
             f"model.special={special} should have pad {PAD} and start {PAD} with this vocabulary: set "
             f"--model.special.pad {PAD} --model.special.start {PAD}"

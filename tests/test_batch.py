@@ -71,6 +71,13 @@ def test_rows_that_are_cut_and_joined_are_the_batch():
     jax.tree.map(np.testing.assert_array_equal, concatenate(parts), DECODER)
 
 
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
+def test_batches_with_different_arrays_are_not_joined(order):
+    without_labels = Batch(decoder=DECODER.decoder)
+    with pytest.raises(SettingError, match="labels"):
+        concatenate([DECODER, without_labels][order])
+
+
 def test_a_batch_is_placed_with_all_that_it_has():
     from lm.config.mesh import MeshConfig
 

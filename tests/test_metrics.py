@@ -1,5 +1,6 @@
 """Metrics where the cases of T5's own (test_peer_cases.py) are silent."""
 
+import numpy as np
 import pytest
 
 from lm import metrics
@@ -37,6 +38,19 @@ def test_no_class_counts_as_wrong():
     assert metrics.binary_f1([0, 1], [-1, 1]) == pytest.approx(200 / 3)
     assert metrics.matthews([0, 1, 1, 0], [0, 1, -1, 0]) < 100
     assert metrics.macro_f1(2)([0, 1], [-1, -1]) == 0
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint8, np.int64])
+def test_the_f1_of_arrays_is_that_of_lists_whatever_their_type(dtype):
+    """Sums of many small integers would overflow."""
+    targets, predictions = np.ones(300, dtype), (np.arange(300) % 3 > 0).astype(dtype)
+    assert metrics.binary_f1(targets, predictions) == pytest.approx(80)  # precision 1, recall 2/3
+
+
+def test_tags_of_another_number_of_words_are_an_error():
+    for metric in (metrics.token_accuracy, metrics.entity_f1(CONLL)):
+        with pytest.raises(SettingError, match=r"targets\[1\] has 2 labels and predictions\[1\] 1"):
+            metric([[0], [1, 2]], [[0], [1]])
 
 
 CONLL = "O B-PER I-PER B-LOC I-LOC".split()

@@ -125,7 +125,7 @@ def _check_single_objective(objective: Objective, architecture: str) -> None:
 def _check_has_tokens(objective: Objective, architecture: str, tokenizer: Tokenizer) -> None:
     needed = INPUTS[objective.inputs].num_sentinels
     if "sentinels" in (objective.inputs, objective.targets):
-        needed = max(needed, 1)
+        needed = max(needed, 2)  # a noise span may part two spans of text, and a rolled one is in two parts
     if tokenizer.num_sentinels < needed:
         count = "no" if not tokenizer.num_sentinels else f"only {tokenizer.num_sentinels}"
         raise SettingError(

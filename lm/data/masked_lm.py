@@ -74,16 +74,15 @@ class MaskedLMRows:
         return self.reader.count_epoch_rows(limit, self.reader.count_segments, self.row_index_key)
 
     def __call__(self, row_numbers: np.ndarray) -> Batch:
-        draws = self.reader.objective.uniforms_per_token + self.paired
-        random_numbers = uniforms(self.reader.seed, row_numbers, draws, self.lengths.raw)
+        per_token = self.reader.objective.uniforms_per_token  # and one more for ``PairSampler.sample``
+        random_numbers = uniforms(self.reader.seed, row_numbers, per_token + self.paired, self.lengths.raw)
         if self.bounds_likelihood:  # this number decides the share of masked tokens (``Noise.loss_weights``)
             random_numbers[:, 1, 0] = evenly_spread_uniforms(self.reader.seed, row_numbers)
         windows = self.reader.find_rows(row_numbers, self.reader.count_segments, self.row_index_key)
         parts = [self._read_rows(window, random_numbers) for window in windows]
         order = np.argsort(np.concatenate([part.batch_rows for part in parts]))
         rows = UnmaskedRows(*(np.concatenate(values)[order] for values in zip(*parts, strict=True)))
-        num_mask_numbers = draws - self.paired  # the last number of a pair is for ``PairSampler.sample``
-        batch = self._mask_rows(rows, random_numbers[:, :num_mask_numbers])
+        batch = self._mask_rows(rows, random_numbers[:, :per_token])
         if not self.paired:
             return batch
         weights = np.ones(len(row_numbers), np.float32)
@@ -138,7 +137,8 @@ class MaskedLMRows:
         in_row = positions <= end
         is_middle_sep = paired & (positions == first_length + 1)
         is_text = (positions > 0) & (positions < end) & ~is_middle_sep
-        special = np.where(positions == 0, tokenizer.cls, np.where(in_row, tokenizer.sep, PAD))
+        special = np.where(in_row, tokenizer.sep, PAD)
+        special[:, 0] = tokenizer.cls
         source = np.clip(positions - 1 - in_second, 0, self.lengths.raw - 1)  # index in the text
         order = None
         if objective.targets == "permuted":

@@ -141,10 +141,10 @@ def lengths_of_denoisers(
             # With EOS a prefix LM's row is inputs, EOS, targets, EOS; the second EOS costs one token of text.
             lengths = lengths._replace(raw=max(lengths.raw - denoiser.objective.eos_after_each_example, 1))
         if denoiser.objective.corruption.targets_limited_to_inputs_length and architecture in DECODERS:
-            # Inputs and targets share a row and trade off, so reserve their sum for one text, not both
-            # maxima. The sum does not depend on the random number, which is 0 here.
-            sides = corrupted_lengths(denoiser.objective, np.array([lengths.raw]), np.zeros(1))
-            lengths = lengths._replace(targets=int(np.sum(sides)) - lengths.inputs)
+            # Inputs and targets share a row and mostly trade off, so reserve their largest sum, not both
+            # maxima. The extremes of the random number, 0 and 1, have the extremes of the sum.
+            sides = corrupted_lengths(denoiser.objective, np.array([lengths.raw] * 2), np.arange(2))
+            lengths = lengths._replace(targets=int(np.sum(sides, axis=0).max()) - lengths.inputs)
         return lengths
 
     if architecture not in DECODERS or len(denoisers) == 1:
@@ -210,12 +210,13 @@ def noise_mask(objective: Objective, texts: CorruptionInputs, max_targets: int) 
     is_token = length_mask(texts.lengths, texts.uniforms.shape[2])
     noise = objective.draw_noise(texts) & is_token
     if not objective.corruption.fits_without_trimming:
-        if "sentinels" in (objective.inputs, objective.targets):
-            noise = limit_spans(noise, is_token, texts.uniforms[:, 0], texts.num_sentinels)
         if objective.targets in ("sentinels", "drop"):
             # ``trim_targets`` always reserves one token for EOS; give it back if ``eos`` is "none".
             room = max_targets + (not objective.writes_eos)
             noise = trim_targets(noise, is_token, objective.targets == "sentinels", room)
+        if "sentinels" in (objective.inputs, objective.targets):
+            # Afterwards, since a span that is cut at the end of a text leaves one more run of visible text.
+            noise = limit_spans(noise, is_token, texts.uniforms[:, 0], texts.num_sentinels)
     return noise
 
 
@@ -453,9 +454,10 @@ class DenoisingRows(PickledWithoutCache):
 
         Example n is segment n // num_streams of stream n % num_streams, in shuffled order.
         """
-        reader, num_streams = self.reader, np.array([self.reader.sampler.num_streams])
+        reader = self.reader
+        stream_row, stream = divmod(number, reader.sampler.num_streams)
         (window,) = reader.find_stream_rows(
-            number % num_streams, number // num_streams, reader.count_segments, UNPACKED_ROWS
+            np.array([stream]), np.array([stream_row]), reader.count_segments, UNPACKED_ROWS
         )
         text = self._read_text(window.position, reader.shuffle_segments(window.position)[window.rows])
         random_numbers = uniforms(
@@ -531,19 +533,15 @@ def _sort_by_row(parts: Sequence[SegmentBatch]) -> SegmentBatch:
     """Return the segments of all parts, each read from one window, in the order of the batch's rows."""
     batch_rows = np.concatenate([part.batch_rows for part in parts])
     order = np.argsort(batch_rows, kind="stable")
-    text = PaddedTexts(
-        np.concatenate([part.text.tokens for part in parts])[order],
-        np.concatenate([part.text.lengths for part in parts])[order],
-        np.concatenate([part.text.content for part in parts])[order],
-    )
-    seeds = np.concatenate([part.seeds for part in parts])[order]
-    keys = np.concatenate([part.keys for part in parts])[order]
-    length_uniforms = [part.length_uniforms for part in parts if part.length_uniforms is not None]
+    texts, seeds, keys, uniforms_of_parts, _ = zip(*parts, strict=True)
+    length_uniforms = None
+    if uniforms_of_parts[0] is not None:  # the same in all parts
+        length_uniforms = np.concatenate(uniforms_of_parts)[order]
     return SegmentBatch(
-        text,
-        seeds,
-        keys,
-        np.concatenate(length_uniforms)[order] if length_uniforms else None,
+        PaddedTexts(*(np.concatenate(arrays)[order] for arrays in zip(*texts, strict=True))),
+        np.concatenate(seeds)[order],
+        np.concatenate(keys)[order],
+        length_uniforms,
         batch_rows[order],
     )
 

@@ -217,7 +217,10 @@ class SegmentReader(PickledWithoutCache):
             position, row = self.row_index(stream, count_rows, row_index_key).find(stream_row)
             rows.setdefault(position, []).append(row)
             batch_rows.setdefault(position, []).append(batch_row)
-        return [WindowRows(x, np.array(rows[x]), np.array(batch_rows[x])) for x in rows]
+        return [
+            WindowRows(position, np.array(numbers), np.array(batch_rows[position]))
+            for position, numbers in rows.items()
+        ]
 
     def row_index(self, stream: int, count_rows: CountRows, row_index_key: str) -> RowIndex:
         """Return the index of a stream's rows; there is one for each stream and ``row_index_key``."""

@@ -86,7 +86,7 @@ class NoiseCounts(NamedTuple):
     """
 
     num_noise_tokens: np.ndarray  # int [B]
-    num_noise_spans: np.ndarray  # int [B]; to be ignored where there are no noise tokens (it may be above 0)
+    num_noise_spans: np.ndarray  # int [B]; without meaning where there are no noise tokens
     num_visible_spans: np.ndarray  # int [B]
 
 
@@ -97,10 +97,9 @@ class Noise(NamedTuple):
     mask: Callable[[CorruptionConfig, CorruptionInputs], np.ndarray]
     # (config, lengths [B], uniforms [B,R,L]) -> Infilling, for noise that also inserts mask tokens
     infill: Callable[[CorruptionConfig, np.ndarray, np.ndarray], Infilling] | None = None
-    # (config, lengths [B], length_uniforms [B]) -> NoiseCounts. Packing needs the lengths of corrupted texts
-    # before they are corrupted. ``length_uniforms``, one random number per text, is drawn for it, and becomes
-    # ``uniforms[:, 0, 0]`` when the mask is drawn: the counts may depend on it and on no other random number.
-    # None: they depend on others too
+    # (config, lengths [B], length_uniforms [B]) -> NoiseCounts, for noise whose counts depend on at most one
+    # random number per text; None: for all other noise. Packing draws that number first, since it needs the
+    # lengths of corrupted texts, and the mask then gets it as ``uniforms[:, 0, 0]``
     counts: Callable[[CorruptionConfig, np.ndarray, np.ndarray], NoiseCounts] | None = None
     uniforms_per_token: int = 1  # R
     needs_word_starts: bool = False
@@ -328,7 +327,9 @@ def suffix_share_counts(
     """
     low = config.rate
     high = low if config.max_rate is None else config.max_rate
-    num_noise_tokens = np.round(lengths * (low + (high - low) * length_uniforms)).astype(np.int32)
+    # In float32, as for the mask: with halves rounded otherwise, a text would exceed its room by a token.
+    share = low + (high - low) * length_uniforms.astype(np.float32)
+    num_noise_tokens = np.round(lengths * share).astype(np.int32)
     num_noise_tokens = _clip_to_text(num_noise_tokens, lengths)
     return NoiseCounts(num_noise_tokens, np.ones_like(lengths), np.ones_like(lengths))
 
@@ -491,8 +492,8 @@ def _geometric_spans_mask(config: CorruptionConfig, texts: CorruptionInputs) -> 
 
 def geometric_lengths(uniforms: np.ndarray) -> np.ndarray:
     """Return lengths from 1 to LONGEST_SPAN from uniforms; each is 20 % less likely than the one before."""
-    stay = 1 - GEOMETRIC_P
-    lengths = 1 + np.log1p(-uniforms * (1 - stay**LONGEST_SPAN)) / math.log(stay)
+    p_longer = 1 - GEOMETRIC_P
+    lengths = 1 + np.log1p(-uniforms * (1 - p_longer**LONGEST_SPAN)) / math.log(p_longer)
     return np.minimum(lengths, LONGEST_SPAN).astype(np.int32)
 
 
@@ -512,8 +513,7 @@ def _infill(config: CorruptionConfig, lengths: np.ndarray, uniforms: np.ndarray)
     that it may hide less than ``rate``.
     """
     rows, _, width = uniforms.shape
-    num_noise_tokens = np.clip(np.round(lengths * config.rate), 1, lengths - 1)
-    num_noise_tokens = np.where(lengths > 1, num_noise_tokens, 0).astype(np.int64)
+    num_noise_tokens = _clip_to_text(np.round(lengths * config.rate).astype(np.int64), lengths)
     num_visible_tokens = lengths - num_noise_tokens
     span_lengths = np.searchsorted(_poisson_cdf(config.mean_span_length), uniforms[:, 1], side="right")
     total = np.cumsum(span_lengths, axis=1)

@@ -72,9 +72,6 @@ def _unless_mixture(*alternatives: Condition) -> tuple[Condition, ...]:
     return tuple(no_mixture | each for each in alternatives or ({},))
 
 
-# A tuple of conditions holds if one of them does. A condition holds if each of its settings has one of the
-# values.
-
 # All objectives but a causal LM, which has no inputs (``Objective.has_inputs``) and one format of targets.
 WITH_INPUTS: tuple[Condition, ...] = (
     {"noise": Values(exclude=("everything",))},
@@ -172,9 +169,8 @@ class Objective:
             raise SettingError(
                 f"objective.max_rate={self.max_rate} should lie between objective.rate={self.rate} and 1"
             )
-        if self.mixture and self.mixture not in DENOISER_MIXTURES:
-            known = did_you_mean(self.mixture, DENOISER_MIXTURES)
-            raise SettingError(f"objective.mixture={self.mixture!r} is unknown{known}")
+        if self.mixture:
+            check_name("mixture", self.mixture, DENOISER_MIXTURES)
         check_at_least_0_below_1(self, "objective.", "random_share same_share")
         if self.inputs == "masks-random-or-same" and self.random_share + self.same_share > 1:
             raise SettingError(
@@ -400,7 +396,7 @@ def corrupted_lengths(
 
     They are upper bounds, since ``NoiseCounts`` are. Both count one token for EOS, unless ``eos`` is "none";
     the inputs count none if their format has an end of its own (``Format.ends_with_eos``). With
-    "between-documents" no example ends with EOS; the token is counted all the same, and never used.
+    "between-documents" no example ends with EOS, and the room for it stays empty.
 
     Only for noise with ``counts``, whose lengths depend on one random number per text, ``length_uniforms``
     [B].
@@ -462,9 +458,12 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
     longest = int(np.flatnonzero(fits)[-1])
     if objective.corruption.targets_limited_to_inputs_length:
         return Lengths(int(raw[longest]), int(inputs[longest]), int(targets[longest]))
-    # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs.
-    one_less = int(objective.rate == 0.5 and targets[longest] > inputs[longest])
-    return Lengths(int(raw[longest]) - one_less, inputs_length, int(targets[longest]) - one_less)
+    # At 50 % noise T5 takes one raw token less, so that targets are not longer than inputs, and one target.
+    # The shorter text may have as many noise tokens, and then needs as much room.
+    if longest and objective.rate == 0.5 and targets[longest] > inputs[longest]:
+        room = max(targets[longest] - 1, targets[longest - 1])
+        return Lengths(int(raw[longest - 1]), inputs_length, int(room))
+    return Lengths(int(raw[longest]), inputs_length, int(targets[longest]))
 
 
 def _room_for_random_targets(objective: Objective, raw: int) -> int:

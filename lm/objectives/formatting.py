@@ -5,6 +5,7 @@ noise (True on noise tokens) and uniform random numbers are [B,L].
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ InputsName = Literal[
     "shuffle",  # noise tokens are permuted among their positions
     # fill-in-the-middle (Bavarian et al. 2022, section 3); PRE, SUF and MID are the first three sentinels
     "prefix-suffix-middle",  # PRE prefix SUF suffix MID
-    "suffix-prefix-middle",  # PRE SUF suffix MID prefix
+    "suffix-prefix-middle",  # PRE SUF suffix MID prefix, which the middle follows
 ]
 TargetsName = Literal[
     "sentinels",  # the noise; each run of visible text is replaced by one sentinel
@@ -192,34 +193,18 @@ def _shuffle(
     return Formatted(shuffled, np.ones_like(noise))
 
 
-def _prefix_suffix_middle(
-    _config: FormatConfig,
-    tokens: np.ndarray,
-    noise: np.ndarray,
-    _uniforms: np.ndarray,
-    tokenizer: Tokenizer,
-) -> Formatted:
-    """Return PRE prefix SUF suffix MID ("PSM"); a text without noise is all prefix."""
-    return _prefix_and_suffix(tokens, noise, tokenizer, prefix_first=True)
-
-
-def _suffix_prefix_middle(
-    _config: FormatConfig,
-    tokens: np.ndarray,
-    noise: np.ndarray,
-    _uniforms: np.ndarray,
-    tokenizer: Tokenizer,
-) -> Formatted:
-    """Return PRE SUF suffix MID prefix ("SPM", as the paper trains it): the middle follows the prefix."""
-    return _prefix_and_suffix(tokens, noise, tokenizer, prefix_first=False)
-
-
 def _prefix_and_suffix(
-    tokens: np.ndarray, noise: np.ndarray, tokenizer: Tokenizer, *, prefix_first: bool
+    _config: FormatConfig,
+    tokens: np.ndarray,
+    noise: np.ndarray,
+    _uniforms: np.ndarray,
+    tokenizer: Tokenizer,
+    *,
+    prefix_first: bool,
 ) -> Formatted:
     """Return the prefix and the suffix of each text with the sentinels PRE, SUF and MID.
 
-    The middle, which is the noise, is left out.
+    The middle, which is the noise, is left out. A text without noise is all prefix.
     """
     rows, length = tokens.shape
     is_suffix = np.logical_or.accumulate(noise, axis=1)
@@ -250,13 +235,13 @@ INPUTS: dict[InputsName, Format] = {
     "drop": Format(_drop_noise, lambda tokens, noise_tokens, spans: tokens - noise_tokens),
     "shuffle": Format(_shuffle, uniforms_per_token=1),
     "prefix-suffix-middle": Format(
-        _prefix_suffix_middle,
+        partial(_prefix_and_suffix, prefix_first=True),
         lambda tokens, noise_tokens, spans: tokens - noise_tokens + 3,
         ends_with_eos=False,
         num_sentinels=3,
     ),
     "suffix-prefix-middle": Format(
-        _suffix_prefix_middle,
+        partial(_prefix_and_suffix, prefix_first=False),
         lambda tokens, noise_tokens, spans: tokens - noise_tokens + 3,
         ends_with_eos=False,
         num_sentinels=3,

@@ -116,8 +116,10 @@ def masked_lm(
     """
     x, router = _hidden_states_and_router(model, batch, key)
     loss, sums = _masked_token_loss(model, x, batch, config, teacher)
-    weights = batch.side("encoder").loss_weights
-    loss, sums = _add_router_losses(model, router, weights, loss, sums)
+    row_weights = batch.side("encoder").loss_weights
+    if batch.num_loss_tokens is not None:  # the weights of a bound add up to this number only on average
+        row_weights = batch.num_loss_tokens
+    loss, sums = _add_router_losses(model, router, row_weights, loss, sums)
     if batch.sentence_labels is None:
         return loss, sums
     head = model.next_sentence if model.sentence_order is None else model.sentence_order
@@ -204,7 +206,8 @@ def supervised_loss(model: Any, batch: Batch, key: Key, _config: LossConfig) -> 
         outputs = model(batch, key)
     kind = model.settings.kind
     if kind == "regression":
-        loss = (jnp.square(outputs - labels) * weights).sum()
+        errors = jnp.where(weights == 0, 0.0, outputs - labels)  # whatever number stands for "ignore"
+        loss = (jnp.square(errors) * weights).sum()
         sums = {"loss": (loss, weights.sum())}
         return _add_router_losses(model, router, weights, loss, sums)
     label_weights = weights
@@ -256,7 +259,7 @@ def _add_router_losses(
 ) -> LossAndSums:
     """Return the loss plus the losses of all routers, and the metrics plus those of the routers.
 
-    Each row is weighted by the sum of its loss weights ([B] or [B,T]), so that these sums, too, add up over
+    Each row is weighted by the sum of its ``weights``, [B] or [B,T], so that these sums, too, add up over
     micro-batches, hosts and evaluation batches. The loss gets the sums over layers (Fedus et al. 2021),
     multiplied by ``experts.balance_loss`` and ``experts.z_loss``. The metrics are means over layers, without
     these factors: ``balance_loss`` is 1 if all experts get the same number of tokens, and the number of

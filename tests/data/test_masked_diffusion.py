@@ -13,11 +13,14 @@ from golden.make_batches import OneWindow
 from scipy.stats import kstest
 
 from lm.config.base import SettingError
+from lm.config.experts import ExpertsConfig
+from lm.config.model import ModelConfig
 from lm.config.training import LossConfig
 from lm.data.batches import Batches, evenly_spread_uniforms
 from lm.data.corpus.sampler import CorpusSampler
 from lm.data.corpus.token_cache import EncodedDocuments
 from lm.data.pretraining import pretraining_rows
+from lm.nn.experts import RouterStatistics
 from lm.objectives.denoising import OBJECTIVES
 from lm.train.losses import masked_lm
 from lm.train.step import count_tokens, normalize_loss_weights
@@ -173,6 +176,20 @@ def test_evaluation_of_unnormalised_weights_is_the_same_mean():
     assert count == 512 * 5
     normalized, _ = loss_and_sums(MODEL.table, normalize_loss_weights(batch))
     assert total / count == pytest.approx(float(normalized), rel=1e-5)
+
+
+def test_metrics_of_routers_are_means_over_rows_whatever_the_weights_of_the_masks():
+    class Routed(Guesses):
+        config = ModelConfig(experts=ExpertsConfig(count=2))
+
+        def outputs(self, batch, key):
+            return SimpleNamespace(x=self.features(batch), router=RouterStatistics(*jnp.ones((3, 512))))
+
+    batch = normalize_loss_weights(whole("masked-diffusion"))
+    _, sums = masked_lm(Routed(MODEL.table), batch, None, LossConfig())
+    for name in ("balance_loss", "router_z_loss", "dropped_tokens"):
+        total, weights = map(float, sums[name])
+        assert total * Routed.config.num_expert_layers == pytest.approx(1) and weights == pytest.approx(1)
 
 
 @pytest.mark.parametrize("most", [1, 5])  # of few masks, logits are computed at the masks alone

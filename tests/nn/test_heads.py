@@ -181,6 +181,21 @@ def test_a_label_that_is_no_class_is_nan_and_without_a_weight_nothing(label):
     assert sums([1, 1, 0]) == sums([1, 1, 0], labels=np.array([0, 2, 1]))
 
 
+def test_a_number_without_a_weight_is_ignored_whatever_it_is():
+    config = replace(CONFIGS["encoder"], dropout=0.0)
+    model = ModelWithHead(config, HeadConfig("regression"), nnx.Rngs(params=0))
+    side, weights = Side(tokens=np.arange(12).reshape(3, 4)), np.array([1, 1, 0], np.float32)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss_and_gradients(model, labels):
+        batch = Batch(encoder=side, labels=labels, label_loss_weights=weights)
+        return losses.supervised_loss(model, batch, None, LossConfig())[0]
+
+    one, other = (loss_and_gradients(model, jnp.array([0.5, 2, ignored])) for ignored in (0, jnp.nan))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
 def test_electras_generator_writes_only_what_was_hidden_and_the_embedding_is_shared():
     generator = tiny(
         "electra-small-generator",

@@ -9,7 +9,7 @@ import pytest
 from lm.config.base import SettingError
 from lm.data.batches import uniforms
 from lm.data.checks import check_has_tokens, check_mixture, check_objective
-from lm.data.packing import DECODERS, PaddedTexts, row_length
+from lm.data.packing import DECODERS, PaddedTexts, make_packed_batch, row_capacity, row_length
 from lm.data.pretraining import denoise, lengths_of_denoisers, mode_tokens, noise_mask, pretraining_lengths
 from lm.objectives.corruption import CorruptionInputs, run_starts
 from lm.objectives.denoising import (
@@ -239,6 +239,38 @@ def test_an_objective_alone_has_the_lengths_that_it_computes(name):
     assert pretraining_lengths(objective, architecture, 64) == compute_lengths(objective, 64)
 
 
+@pytest.mark.parametrize(
+    ("objective", "architecture", "length"),
+    [
+        # 0.45 x 230 and 0.35 x 530 tokens lie halfway between two integers, in float64 alone
+        (Objective("suffix-share", rate=0.45), "encoder-decoder", 128),
+        (Objective("suffix-share", rate=0.35), "encoder-decoder", 346),
+        # inputs and targets together have more tokens the more noise there is, or the less
+        (Objective("suffix-share", "masks", rate=0.5, max_rate=1.0), "decoder", 64),
+        (Objective("suffix-share", targets="everything", rate=0.5, max_rate=1.0), "decoder", 64),
+        # at 50 % a text of one token less may have as many noise tokens
+        (Objective("spans", "drop", rate=0.5), "encoder-decoder", 65),
+        (Objective("single-span", rate=0.5), "encoder-decoder", 64),
+        (Objective("rolled-spans", "drop", rate=0.5), "encoder-decoder", 65),
+        (Objective("rolled-spans", "masks", rate=0.5, mean_span_length=1.0), "encoder-decoder", 5),
+    ],
+)
+def test_texts_of_all_lengths_fit_in_rows_and_so_do_the_lengths_by_which_they_are_packed(
+    objective, architecture, length
+):
+    (limits,) = lengths_of_denoisers(objective.denoisers, architecture, length)
+    u = uniforms(0, np.arange(50), objective.uniforms_per_token, limits.raw)
+    made = denoise(objective, text(limits.raw, 50), u, VOCABULARY, limits.targets)
+    make_packed_batch(*made, np.arange(50), architecture, limits, 50)  # an error if an example is too long
+    counts = np.arange(1, limits.raw + 1)
+    for number in (0, 0.5, 1 - 2**-24):
+        uniform = np.full(len(counts), number, np.float32)
+        sizes = np.stack(corrupted_lengths(objective, counts, uniform), axis=1)
+        if architecture in DECODERS:
+            sizes = sizes.sum(axis=1, keepdims=True)
+        assert (sizes <= row_capacity(architecture, limits)).all()
+
+
 # --- what cannot be
 
 
@@ -267,6 +299,16 @@ def test_modes_need_sentinels_and_an_unknown_mixture_is_refused_with_the_nearest
         check_has_tokens(Objective(mixture="ul2"), "encoder-decoder", SimpleNamespace(num_sentinels=4, eos=1))
     with pytest.raises(SettingError, match="did you mean 'ul2'"):
         Objective(mixture="ul-2")
+
+
+@pytest.mark.parametrize(
+    "objective", [Objective("single-span", "masks"), Objective("rolled-spans", targets="drop"), Objective()]
+)
+def test_noise_in_the_middle_of_a_text_needs_two_sentinels(objective):
+    one, two = (SimpleNamespace(num_sentinels=count, eos=1, mask=9) for count in (1, 2))
+    check_has_tokens(objective, "encoder-decoder", two)
+    with pytest.raises(SettingError, match="only 1 sentinels"):
+        check_has_tokens(objective, "encoder-decoder", one)
 
 
 @pytest.mark.parametrize(

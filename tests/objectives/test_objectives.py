@@ -196,6 +196,16 @@ def test_a_draw_that_does_not_fit_loses_noise_and_no_text():
         assert restore(shown[:-1], said[:-1], 900) == original
 
 
+def test_a_last_span_that_is_cut_to_fit_leaves_no_more_runs_than_sentinels():
+    """Text and noise alternate; where targets have no room for the last span, its end is visible."""
+    is_noise = np.array([[*[False, True] * 5, True, True]])
+    uniform = np.where(is_noise, 0, 0.99).astype(np.float32)
+    texts = CorruptionInputs(np.array([12]), uniform[:, None], num_sentinels=5)
+    assert (noise_mask(Objective(), texts, 13) == is_noise).all()  # five spans and five runs of text
+    mask = noise_mask(Objective(), texts, 12)
+    assert mask.any() and run_starts(~mask).sum() <= 5
+
+
 def test_bert_style_shows_the_mask_nine_times_in_ten_and_else_any_token():
     objective, limits = OBJECTIVES["bert-style"], compute_lengths(OBJECTIVES["bert-style"], 512)
     given_text = whole(np.full((400, limits.raw), 5, np.int32), np.full(400, limits.raw, np.int32))
