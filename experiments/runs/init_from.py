@@ -257,7 +257,9 @@ def _resolve_source(where: str, option: str) -> "tuple[Path, NetworkStage | None
         if load_settings(folder).counts.model != "none":
             raise SettingError(f"{option} {where}: its model is made of counts, and training needs a network")
         models = {stage.name: stage for stage in networks(stages_of(folder)) if stage.has_text_model}
-        if not models or name not in ("", *models):
+        if not models:
+            raise SettingError(f"{option} {where}: its settings ask for no training of a model of texts")
+        if name not in ("", *models):
             raise SettingError(
                 f"{option} {where}: {folder} has no stage {name!r}{did_you_mean(name, models)}"
             )
@@ -265,9 +267,13 @@ def _resolve_source(where: str, option: str) -> "tuple[Path, NetworkStage | None
         which = describe_model(folder, stage.name, models, "RUN:STAGE", stage.progress_if_unfinished)
         print(f"{option} {where}: {which}", file=sys.stderr)
         return folder, stage
-    if (folder / CONFIG).exists() and not name:
-        return folder, None
-    what = "has neither config.json nor settings.json" if folder.is_dir() else "does not exist"
+    what = "does not exist"
+    if (folder / CONFIG).exists():
+        if not name:
+            return folder, None
+        what = f"is no run and has no stage {name!r}"
+    elif folder.is_dir():
+        what = "has neither config.json nor settings.json"
     raise SettingError(
         f"{option} {where}: {folder} {what}; it should be a folder with config.json, safetensors and "
         f"tokenizer, a run's folder, RUN:STAGE, or {HUB}NAME"

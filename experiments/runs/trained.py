@@ -44,16 +44,17 @@ def knows_eos(stage: Stage) -> bool:
 
 
 def frame(stage: Stage, vocabulary: Tokenizer) -> tuple[int | None, int | None]:
-    """Return the ids that begin and end a text as the model of a stage reads it."""
-    experiment = stage.settings
-    config, start = experiment.model, experiment.model.special.start
-    asks = not pretrains_on_corpus(stage) or experiment.objective.has_inputs  # EOS then ends the question
+    """Return the ids that begin and end a text as the model of a stage reads it; None: none."""
+    experiment, model = stage.settings, stage.settings.model
+    if not model.has_decoder:
+        return vocabulary.cls, vocabulary.sep
     eos = vocabulary.eos if knows_eos(stage) else None
-    return {
-        "encoder": (vocabulary.cls, vocabulary.sep),
-        "encoder-decoder": (None, eos),
-        "decoder": (vocabulary.cls, None) if start is None else (start, eos if asks else None),
-    }[config.architecture.removeprefix("shared-").removeprefix("prefix-")]
+    if model.has_encoder:
+        return None, eos
+    if model.special.start is None:
+        return vocabulary.cls, None
+    asks = not pretrains_on_corpus(stage) or experiment.objective.has_inputs  # EOS then ends the question
+    return model.special.start, eos if asks else None
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Trained:
         return self.stage.settings.model
 
     def encode(self, text: str) -> list[int]:
-        """Return ``text`` as an encoder reads it, or as the prompt of a decoder; masks are masks.
+        """Return ``text`` as an encoder reads it, or as a decoder's prompt; names of masks in it are masks.
 
         A decoder that was tuned reads it as in its tuning, whatever its tokenizer puts around a text.
         """
@@ -82,7 +83,7 @@ class Trained:
         return self.vocabulary.encode_with_special_tokens(text, begin, end)
 
     def encode_data(self, text: str) -> list[int]:
-        """Return ``text`` framed likewise, in which nothing is named: the inputs of a task."""
+        """Return the inputs of a task with special tokens around them as by ``encode``, but none inside."""
         ids, (begin, end) = self.vocabulary.encode(text), frame(self.stage, self.vocabulary)
         if self.stage.writes_answers and not self.config.has_encoder:
             return Tokenizer.add_special_tokens(self.vocabulary, ids, begin, end)

@@ -57,7 +57,7 @@ class Run:
         if start > config.steps:
             raise SettingError(
                 f"{self.log.folder} is trained to step {start} already, which is more than "
-                f"steps={config.steps}"
+                f"steps={config.steps}: ask for at least as many, or train in another folder"
             )
         self.log.resume_after(start)
         return start

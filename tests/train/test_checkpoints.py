@@ -140,6 +140,17 @@ def test_nothing_saved_is_none_for_a_run_and_an_error_for_fine_tuning(tmp_path):
         checkpoints.restore_model(toy.steps().initial_state(0))
 
 
+def test_a_step_that_was_not_saved_is_missing_and_not_damaged(saved, capsys):
+    with opened(saved[0]) as checkpoints:
+        for restore, like in (
+            (checkpoints.restore, toy.steps().abstract),
+            (checkpoints.restore_model, toy.steps().initial_state(0)),
+        ):
+            with pytest.raises(CheckpointError, match=r"there is no checkpoint 7 in .*, only \[1, 2\]"):
+                restore(like, 7)
+    assert "skipped" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("old, new", [((2, 2, 2), ()), ((), (1, 8, 1)), ((4, 2, 1), (1, 2, 4))])
 def test_a_checkpoint_moves_between_meshes_bit_for_bit(tmp_path, old, new):
     with opened(tmp_path) as checkpoints:

@@ -175,7 +175,8 @@ class NetworkStage(Stage):
         """Return a function that makes the first state from the parent's checkpoint; None: it is random."""
         if self.parent is None:
             return None
-        return partial(cast(NetworkStage, self.parent).initial_state_from_checkpoint, steps, self.parent_step)
+        restore = cast(NetworkStage, self.parent).initial_state_from_checkpoint
+        return partial(restore, steps, self.parent_step, self.settings.seed)
 
     def batch_iterator(
         self, inputs: Inputs, mesh: Mesh, reporter: Reporter, steps_done: int
@@ -279,27 +280,29 @@ class NetworkStage(Stage):
             f"was copied, copy the whole folder of runs, or name the cache in it by {CACHE}=FOLDER"
         )
 
-    def initial_state_from_checkpoint(self, steps: Steps, step: int | None = None) -> State:
+    def initial_state_from_checkpoint(
+        self, steps: Steps, step: int | None = None, seed: int | None = None
+    ) -> State:
         """Return the initial state of a stage that starts from a checkpoint of this one.
 
         It has the parameters of the checkpoint, or their moving average if one is kept. The optimiser's state
-        is restored too, as in T5, if the states of both stages have arrays of the same names (the same model
-        and kind of optimiser, whatever its settings); otherwise it starts anew. Steps count from 0 again.
+        is restored too, as in T5, if the states of both stages have arrays of the same names: the model and
+        the kind of optimiser are the same, and both or neither clip gradients and have momentum. Otherwise it
+        starts anew. Steps count from 0 again.
 
         steps: the compiled steps of the stage that starts.
         step: that of the checkpoint; None: the last one.
+        seed: draws the parameters that the checkpoint lacks, such as a head's; None: that of this stage.
         """
         checkpoint_step = step or self.training.steps
         with self.checkpoints() as checkpoints:
-            fresh = steps.initial_state(self.settings.seed)
+            fresh = steps.initial_state(self.settings.seed if seed is None else seed)
             saved = self.steps(steps.mesh).abstract
             # An average of parameters and the state of an RNN (carry) are restored as they were saved.
             # warm_start takes the average, if there is one, as the parameters, and drops carry.
             wanted = replace(steps.abstract, average=saved.average, carry=saved.carry)
             if sharding.named(wanted).keys() == sharding.named(saved).keys():
-                state = checkpoints.restore(wanted, checkpoint_step)
-                assert state is not None, f"{self.folder} has no checkpoint {checkpoint_step}"
-                return state.warm_start(fresh)
+                return cast(State, checkpoints.restore(wanted, checkpoint_step)).warm_start(fresh)
             # The optimizers differ, or one of the models has a head: only parameters are restored.
             source = partial(finetune.source_parameter, frozenset(saved.params))
             return checkpoints.restore_model(fresh, checkpoint_step, source).warm_start(fresh)

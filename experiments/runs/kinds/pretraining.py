@@ -195,8 +195,7 @@ class Pretraining(NetworkStage):
         with parent.checkpoints() as checkpoints:
             if self.settings.pretraining.optimizer_start < self.first_step:
                 without_guard = replace(steps.abstract, guard=None)
-                state = checkpoints.restore(without_guard, self.first_step, source)
-                assert state is not None, f"{parent.folder} has no checkpoint {self.first_step}"
+                state = cast(State, checkpoints.restore(without_guard, self.first_step, source))
                 return replace(state, guard=fresh.guard)
             state = checkpoints.restore_model(fresh, self.first_step, source).warm_start(fresh)
         step = jax.device_put(np.int32(self.first_step), steps.abstract.step.sharding)
@@ -281,9 +280,11 @@ class ExternalCheckpoint(Pretraining):
     ) -> None:
         """Do nothing: it is finished."""
 
-    def initial_state_from_checkpoint(self, steps: Steps, step: int | None = None) -> State:
+    def initial_state_from_checkpoint(
+        self, steps: Steps, step: int | None = None, seed: int | None = None
+    ) -> State:
         with self.checkpoints() as checkpoints:
-            fresh = steps.initial_state(self.settings.seed)
+            fresh = steps.initial_state(self.settings.seed if seed is None else seed)
             source = partial(finetune.source_parameter, checkpoints.parameter_names(0))
             return checkpoints.restore_model(fresh, 0, source).warm_start(fresh)
 

@@ -91,7 +91,9 @@ class SkipGram(NetworkStage):
             for epoch in range(start, config.epochs):
                 began = time.perf_counter()
                 after = preemption.interruptible(partial(train_epoch, tables, train, config, seed, epoch))
-                preemption.check(epoch)
+                if after is None:
+                    checkpoints.wait()  # so that the state that Interrupted names is saved
+                    preemption.check(epoch)
                 assert after is not None, "only a signal ends a pass, and is raised"
                 tables = jax.block_until_ready(after)
                 if not all(np.isfinite(table).all() for table in map(np.asarray, tables)):
@@ -101,11 +103,13 @@ class SkipGram(NetworkStage):
                 log.write(epoch + 1, "train", {"seconds_per_step": seconds, "tokens": float(count)})
                 if epoch + 1 == config.epochs:
                     tables = rescale_to(tables, fresh.params[TABLE_NAMES[0]])
+                log.sync()
                 checkpoints.save(_with_tables(fresh, tables, epoch + 1))
                 reporter.advance(1)
             checkpoints.wait()
             if not log.has_record(config.epochs, "eval"):
                 log.write(config.epochs, "eval", {"loss": mean_loss(tables, held_out, config, seed)})
+            preemption.check(config.epochs)
 
     def scores(self, inputs: Inputs, mesh: Mesh, step: int | None = None) -> TaskScores:
         return {}

@@ -142,7 +142,7 @@ class Checkpoints:
 
         ``source`` maps the name of an array of the state to its name in the checkpoint. A damaged checkpoint
         is skipped with a warning. The guard's settings may differ from those at the time of saving. Raises
-        CheckpointError if all checkpoints are damaged.
+        CheckpointError if ``step`` was not saved or is damaged, or if all checkpoints are damaged.
         """
         step = self._good_step(step)
         if step is None:
@@ -209,21 +209,25 @@ class Checkpoints:
         return manifest.steps(self.folder).get(step, self.folder / str(step))
 
     def _good_step(self, step: int | None) -> int | None:
-        """Return the newest good step, or ``step`` if that is good; process 0 looks and broadcasts it."""
+        """Return the newest good step, or ``step`` if that is good; process 0 looks and broadcasts it.
+
+        Return None if nothing was saved; raise CheckpointError if ``step`` was not, or nothing is good.
+        """
         self.wait()
         good, faults = NOTHING, {}
         if jax.process_index() == 0:
             paths = manifest.steps(self.folder)
-            candidates = [*reversed(paths)] if step is None else [step]
-            for candidate in candidates:
+            for candidate in [each for each in reversed(paths) if step in (None, each)]:
                 path = self.folder / str(candidate)
-                fault = manifest.find_damage(paths.get(candidate, path), candidate)
+                fault = manifest.find_damage(paths[candidate], candidate)
                 if fault is None:
                     good = candidate
                     break
                 faults[path], good = fault, ALL_BAD
                 print(f"warning: checkpoint {path} is skipped: {fault}", flush=True)
         good = int(multihost_utils.broadcast_one_to_all(np.int32(good)))
+        if good == NOTHING and step is not None:
+            raise CheckpointError(f"there is no checkpoint {step} in {self.folder}, only {self.steps()}")
         if good == ALL_BAD:
             listed = "".join(f"\n  {path}: {fault}" for path, fault in faults.items())
             older = f"without {self.folder / str(step)} training resumes from an older one"

@@ -51,9 +51,9 @@ class PreemptionHandler:
     """A context that defers SIGINT and SIGTERM to the end of a step, and runs a watchdog.
 
     A second signal ends the process at once. With several processes, jax passes a SIGTERM on to all, and they
-    agree on the step to stop after; a SIGINT counts as SIGTERM. Until the first step is done and starts
-    that service (``start_preemption_service``) there is nothing to save, and these signals end a process of
-    several at once. The watchdog ends a process that has not called ``heartbeat`` for ``patience`` seconds
+    agree on the step to stop after; a SIGINT counts as SIGTERM. The first step starts that service
+    (``start_preemption_service``). Before, there is nothing to save, and a signal ends the process that it
+    reaches at once. The watchdog ends a process that has not called ``heartbeat`` for ``patience`` seconds
     (0: never) with exit code STEP_TIMEOUT, having written the stacks of all its threads to the file
     ``stacks``.
     """

@@ -7,14 +7,23 @@ from pathlib import Path
 
 def process_start(pid: int) -> int | None:
     """Return when a process of this machine began, in ticks since the machine did; None if unknown."""
-    with suppress(OSError, ValueError, IndexError):  # it has ended, or there is no /proc, as on macOS
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return int(fields[19])  # the 22nd of proc_pid_stat(5), counted behind the name of the program
+    with suppress(ValueError, IndexError):
+        return int(_stat(pid)[19])  # the 22nd field
     return None
 
 
+def _stat(pid: int) -> list[str]:
+    """Return the fields of proc_pid_stat(5) behind the name of the program; [] if they are unknown."""
+    with suppress(OSError):  # it has ended, or there is no /proc, as on macOS
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return []
+
+
 def is_alive(pid: int, start: int | None = None) -> bool:
-    """Return whether a process of this machine runs; with ``start`` the one that began then, if known."""
+    """Return whether a process of this machine runs; with ``start`` the one that began then, if known.
+
+    A process that was killed stays as a zombie where none waits for it, as in containers without an init.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -22,4 +31,4 @@ def is_alive(pid: int, start: int | None = None) -> bool:
     except PermissionError:  # another user's
         pass
     now = process_start(pid)
-    return start is None or now is None or now == start
+    return _stat(pid)[:1] != ["Z"] and (start is None or now is None or now == start)

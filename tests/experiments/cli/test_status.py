@@ -17,7 +17,7 @@ from experiments.runs.stages import stages
 from experiments.study.registry import build
 from lm.config.base import SettingError
 from lm.files import json_with_checksum
-from lm.train.runtime.processes import process_start
+from lm.train.runtime.processes import is_alive, process_start
 
 ROW = "t5/1-baseline/baseline"
 
@@ -89,6 +89,16 @@ def test_a_run_whose_number_another_process_has_got_since_has_stopped(tmp_path):
     begin(tmp_path, 1, 100, status="running", process_start=begun - 1)
     begin(tmp_path, 2, 100, status="running", process_start=None)  # not known on that machine
     assert [each.state for each in find_progress(tmp_path).runs] == ["running", "stopped", "running"]
+
+
+@pytest.mark.skipif(process_start(os.getpid()) is None, reason="there is no /proc")
+def test_a_process_that_was_killed_and_that_none_waits_for_has_stopped():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        begun = process_start(child.pid)
+        assert is_alive(child.pid) and is_alive(child.pid, begun)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_alive(child.pid) and not is_alive(child.pid, begun)
 
 
 def test_finished_runs_are_listed_when_asked_for_and_a_folder_without_runs_is_refused(tmp_path, capsys):

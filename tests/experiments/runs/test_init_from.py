@@ -16,6 +16,7 @@ from experiments.runs.checks import check_answer_lengths, check_start_parameters
 from experiments.runs.init_from import overrides_of_start
 from experiments.runs.kinds.finetuning import TextFinetuning
 from experiments.runs.kinds.pretraining import ExternalCheckpoint, Pretraining
+from experiments.runs.paths import save_settings
 from experiments.runs.run import Run
 from experiments.runs.stages import external_checkpoint, stages, stages_of
 from experiments.study.overrides import (
@@ -137,6 +138,18 @@ def test_a_run_is_a_start_too_with_its_own_vocabulary(runs):
     assert {path: again[path] for path in model} == model and again["start.model"] != first["start.model"]
     with pytest.raises(SettingError, match="'squad'"):
         overrides_of_start(f"{runs / 'starts' / first['start.model']}:squad", runs)
+
+
+def test_what_is_no_start_is_said(runs, tmp_path):
+    folder = checkpoint(runs, "gpt2")
+    with pytest.raises(
+        SettingError, match=f"--start {folder}:squad: {folder} is no run and has no stage 'squad'"
+    ):
+        overrides_of_start(f"{folder}:squad", runs)
+    vectors = build("vectors/negative", "nano", {"vectors.epochs": 1})
+    save_settings(tmp_path / "vectors", vectors, runs / "cache")
+    with pytest.raises(SettingError, match="its settings ask for no training of a model of texts"):
+        overrides_of_start(str(tmp_path / "vectors"), runs)
 
 
 def test_pre_training_goes_on_from_the_checkpoint_where_its_steps_are_named(runs):

@@ -1,8 +1,10 @@
 """The stages of a run as they follow one another: the start that rows share, pre-training, its branches."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_corpus
@@ -134,6 +136,20 @@ def test_branches_that_are_one_or_whose_checkpoint_is_gone_are_refused_before_an
         check_branches(every)
     (branch.folder / "checkpoints" / "25").mkdir(parents=True)  # it needs it no longer
     check_branches(every)
+
+
+def test_members_of_one_pre_training_have_heads_of_their_own(cache, tmp_path):
+    ensemble = {"ensemble.members": 2, "ensemble.pretraining": "shared"}
+    heads = {"tuning.heads": ("next",), "tuning.mixtures": (), "tuning.branches": (1.0,)}
+    experiment = build("bert/base", "tiny", NO_START | ensemble | heads)
+    pretraining, *members = stages(experiment, tmp_path / "run", tmp_path / "cache")
+    mesh = sharding.make_mesh(experiment.mesh)
+    with pretraining.checkpoints() as checkpoints:
+        state = pretraining.steps(mesh).initial_state(0)
+        checkpoints.save(replace(state, step=jnp.int32(pretraining.training.steps)))
+    begun = [member.initial_state(member.steps(mesh))().params for member in members]
+    differing = {name for name, value in begun[0].items() if (value != begun[1][name]).any()}
+    assert differing == {"head.out.kernel"}
 
 
 @pytest.fixture(scope="module")

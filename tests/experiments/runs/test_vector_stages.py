@@ -1,5 +1,8 @@
 """Laws of skip-gram as a stage of a run, as whose vectors the embedding starts."""
 
+import os
+import signal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +25,9 @@ from lm.classical.word2vec import Pairs, Tables, _softmax_update, rescale_to
 from lm.config.base import SettingError
 from lm.nn.finetune import source_parameter
 from lm.train.runtime import manifest
+from lm.train.runtime.checkpoints import Checkpoints, SaveError
 from lm.train.runtime.log import NonFiniteLoss
+from lm.train.runtime.preemption import Interrupted
 from lm.train.runtime.records import records
 
 ROW = "vectors/window+vectors"
@@ -191,6 +196,50 @@ def test_vectors_that_were_interrupted_go_on_as_if_they_were_not(cache, finished
         np.testing.assert_array_equal(params(stage)[name], value)
     kinds = [(line["step"], line["kind"]) for line in records(stage.folder)]
     assert kinds == [(1, "train"), (2, "train"), (2, "eval")]
+
+
+def test_a_signal_in_the_evaluation_of_vectors_is_not_lost(cache, monkeypatch):
+    def stop(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return mean_loss(*arguments)
+
+    mean_loss = skipgram.mean_loss
+    monkeypatch.setattr(skipgram, "mean_loss", stop)
+    with pytest.raises(Interrupted, match="after step 1, which is saved"):
+        trained_run(cache, "stopped", tiny("vectors/negative", **{"vectors.epochs": 1}))
+
+
+def test_vectors_that_could_not_be_saved_are_not_said_to_be(cache, monkeypatch):
+    def stop_later(tables, texts, config, seed, epoch):
+        if epoch:
+            os.kill(os.getpid(), signal.SIGINT)
+        return train_epoch(tables, texts, config, seed, epoch)
+
+    def fail(*_):
+        raise PermissionError("read-only")
+
+    train_epoch = skipgram.train_epoch
+    monkeypatch.setattr(skipgram, "train_epoch", stop_later)
+    monkeypatch.setattr(manifest, "publish", fail)
+    with pytest.raises(SaveError, match="step 1 could not be saved"):
+        trained_run(cache, "unsaved", tiny("vectors/negative", seed=1))
+
+
+def test_vectors_are_saved_only_once_their_record_is_durable(cache, monkeypatch):
+    def sync(file):
+        fsync(file)
+        synced[os.fstat(file).st_ino] = os.fstat(file).st_size
+
+    def check_and_save(self, state):
+        record = (self.folder.parent / "metrics.jsonl").stat()
+        durable.append(synced.get(record.st_ino) == record.st_size)
+        save(self, state)
+
+    synced, durable, fsync, save = {}, [], os.fsync, Checkpoints.save
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Checkpoints, "save", check_and_save)
+    trained_run(cache, "durable", tiny("vectors/negative", seed=2))
+    assert durable == [True, True]
 
 
 def test_a_run_of_vectors_alone_ends_with_its_cost_and_has_no_model(cache, capsys):
