@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from lm.config.base import (
     ABOVE_0,
@@ -38,7 +38,7 @@ LATE_DECAYS = ("warmup-stable-decay", "inverse-sqrt-linear")  # schedules that d
 DECAYS = ("linear", "cosine", *LATE_DECAYS)  # schedules that decay until ``decay_end``
 DECAYS_EVERY: Condition = {"schedule": ("decay-every",)}
 OF_ADAFACTOR: Condition = {"name": ("adafactor",)}
-OF_ADAMW: Condition = {"name": ("adamw", "adamw-relative", "muon")}
+OF_ADAMW: Condition = {"name": ("adamw", "adamw-relative", "lamb", "muon")}
 OF_MUON: Condition = {"name": ("muon",)}
 # used by networks only, not by models of counts such as n-grams (``CountsConfig``)
 NETWORK: Condition = {"counts.model": ("none",)}
@@ -57,11 +57,12 @@ class SharedOptimizerSettings:
         "adafactor",
         "adamw",
         "adamw-relative",
+        "lamb",
         "muon",
     ] = "adafactor"
     # learning rate, which multiplies the schedule; a step changes a parameter by about this much (adamw), by
-    # about this share of its size (adafactor, adamw-relative), or a matrix by muon_rms times this much (muon:
-    # root mean square)
+    # about this share of its size (adafactor, adamw-relative, lamb), or a matrix by muon_rms times this much
+    # (muon: root mean square)
     learning_rate: float = 1.0
     # learning-rate schedule after the warm-up; warmup-stable-decay is constant, then decays linearly;
     # inverse-sqrt-linear is inverse-sqrt times such a decay (Shazeer 2020: over the last tenth)
@@ -162,6 +163,30 @@ class RelativeAdamW(AdamW, Adafactor):
 
 
 @dataclass(frozen=True)
+class LAMB(AdamW, SharedOptimizerSettings):
+    """AdamW whose update of each matrix, decay included, has the norm of the matrix (You et al. 2020).
+
+    The paper adapts all parameters. As in the code of BERT and ALBERT, biases and norms do not decay and are
+    not adapted.
+    """
+
+    adds_weight_decay: ClassVar[bool] = True  # before the update is scaled
+
+    def transform(self, axes: Axes) -> "optax.GradientTransformation":
+        """Return the transformation from gradients to directions, with weight decay."""
+        import optax
+
+        def matrices(params: Mapping[str, Any]) -> dict[str, bool]:
+            return {name: is_matrix(axes[name]) for name in params}
+
+        return optax.chain(
+            AdamW.transform(self, axes),
+            optax.add_decayed_weights(self.weight_decay, matrices),
+            optax.masked(optax.scale_by_trust_ratio(), matrices),
+        )
+
+
+@dataclass(frozen=True)
 class Muon(AdamW):
     """Muon: updates of layers' matrices are the orthogonal matrix nearest to a mean gradient (Jordan 2024).
 
@@ -222,20 +247,21 @@ OPTIMIZERS = {  # by ``SharedOptimizerSettings.name``
     "adafactor": Adafactor,
     "adamw": AdamW,
     "adamw-relative": RelativeAdamW,
+    "lamb": LAMB,
     "muon": Muon,
 }
 
 
 # Inherits the settings of all optimisers, so that each has a flat name, such as ``optimizer.beta1``. A new
-# optimiser is a dataclass with ``transform``: first base class here, in OPTIMIZERS and in
-# ``SharedOptimizerSettings.name``.
+# optimiser is a dataclass with ``transform``, in OPTIMIZERS and in ``SharedOptimizerSettings.name``. With
+# settings of its own it is also the first base class here.
 @dataclass(frozen=True)
 class OptimizerConfig(
     Muon,
     RelativeAdamW,
     SharedOptimizerSettings,
 ):
-    """The optimiser and all of its settings: Adafactor as in T5, AdamW, or Muon."""
+    """The optimiser and all of its settings: Adafactor as in T5, AdamW, LAMB, or Muon."""
 
     def __post_init__(self):
         if self.decays and 0 != self.decay_end <= self._decay_begin:

@@ -14,7 +14,7 @@ from flax import nnx
 from lm import sharding
 from lm.config.base import SettingError
 from lm.config.model import ModelConfig
-from lm.config.training import Axes, OptimizerConfig, is_matrix
+from lm.config.training import OPTIMIZERS, Axes, OptimizerConfig, is_matrix
 from lm.nn.elmo import FORWARD
 from lm.nn.finetune import BODY
 from lm.nn.stack import layers_by_module
@@ -108,7 +108,7 @@ def _direction_transforms(
         # Weight decay is added after the multipliers, so that it shrinks matrices of every width by the same
         # fraction per step.
         transforms.append(optax.stateless(partial(_multiply, learning_rate_multipliers)))
-    if config.weight_decay:
+    if config.weight_decay and not getattr(OPTIMIZERS[config.name], "adds_weight_decay", False):
         transforms.append(optax.add_decayed_weights(config.weight_decay, mask=decayed))
     return transforms
 

@@ -67,7 +67,7 @@ def test_what_is_no_matrix_does_not_decay():
     assert (updates["kernel"] == 0.5).all()
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adamw", "adamw-relative"])
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "adamw-relative", "lamb"])
 def test_a_stack_of_layers_is_trained_as_its_layers_one_by_one(name):
     config = OptimizerConfig(name, 0.1, "constant", factor_from=4)
     size = np.float32([1.0, 10.0, 0.1, 3.0, 1.0, 2.0])[:, None, None]  # layers that must not be averaged
@@ -108,6 +108,24 @@ def directions_of(config, axes, params, gradients):
 def normals(*shapes):
     rng = np.random.default_rng(0)
     return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def test_lamb_is_that_of_optax_for_matrices_and_adamw_for_norms_and_biases():
+    config = OptimizerConfig("lamb", 0.1, "constant", weight_decay=0.5, beta2=0.999, epsilon=1e-6)
+    axes = {"kernel": ("embed", "mlp"), "table": ("vocab", "embed"), "norm": ("norm",)}
+    values = normals((8, 16), (32, 8), (8,))
+    params = dict(zip(axes, values, strict=True))
+    gradients = [{name: np.sin(scale * x) for name, x in params.items()} for scale in (0.3, 2.0, 5.0)]
+    found = directions_of(config, axes, params, gradients)
+    peer = optax.lamb(-1.0, b2=0.999, weight_decay=0.5)
+    state = peer.init(params)
+    for gradient in gradients:
+        expected, state = peer.update(gradient, state, params)
+    for name in ("kernel", "table"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+        assert np.linalg.norm(found[name]) == pytest.approx(np.linalg.norm(params[name]), rel=1e-5)
+    adamw = directions_of(replace(config, name="adamw"), axes, params, gradients)
+    np.testing.assert_allclose(found["norm"], adamw["norm"], rtol=1e-5)
 
 
 MUON = OptimizerConfig("muon", 0.1, "constant")

@@ -48,6 +48,7 @@ PUBLISHED: Changes = (
     | {"data.corpus": WIKIPEDIA_AND_BOOKS, "model.dropout": 0.0}
     | pretraining(STEPS, 4_096, 512)
     | adamw(STEPS, 1.76e-3, 3_125)
+    | {"pretraining.optimizer.name": "lamb"}
     | tuned_by_heads(3e-5, 128, 512, heads=GLUE_HEADS + RACE_HEADS)
 )
 PAPER = Paper(
