@@ -176,15 +176,17 @@ def config_json(config: ModelConfig) -> HFConfig:
         if not misfits[family.model_type]:
             return hf_config
 
-    def distance(name: str) -> tuple[bool, int, bool]:
+    def distance(name: str) -> tuple[bool, bool, int]:
         differs = FAMILIES[name].template.architecture != config.architecture
-        return differs, len(misfits[name]), name in failed
+        return (
+            differs,
+            name in failed,
+            len(misfits[name]),
+        )  # one that failed has one reason, however far it is
 
     nearest_type = min(misfits, key=distance)
     reasons = misfits[nearest_type]
-    raise SettingError(
-        f"no published family computes this model; to be a {nearest_type}, {', '.join(reasons)}"
-    )
+    raise SettingError(f"no published family computes this model; for {nearest_type}, {', '.join(reasons)}")
 
 
 def _candidates(config: ModelConfig) -> Iterator[tuple[Family, Callable[[Family, ModelConfig], HFConfig]]]:

@@ -32,6 +32,7 @@ from lm.convert.config_json import (
 from lm.convert.families import FAMILIES
 from lm.convert.known_fields import IGNORED, check_fields, known_fields, read_fields, unknown_fields
 from lm.evaluate.generate import decode
+from lm.nn.presets import PRESETS
 from lm.nn.transformer import Transformer
 
 # Families whose checkpoints are the base models of make_variants.py: none lie beside.
@@ -296,6 +297,12 @@ def test_the_capacity_in_evaluation_matters_where_experts_choose_tokens():
         for factor in (1.0, 4.0)
     )
     assert one != other
+
+
+def test_the_nearest_family_is_one_that_can_write_a_config_whatever_the_reason_of_others_is():
+    config = changes(PRESETS["albert-base"], {"shared_parts": "attention", "embedding.d_embed": None})
+    with pytest.raises(SettingError, match="for albert, model.shared_parts='attention' should be 'all'"):
+        config_json(config)
 
 
 def test_a_family_that_can_write_a_config_counts_as_one_though_it_cannot_update_the_old(monkeypatch):
