@@ -24,6 +24,9 @@ HEAD_PARAMETERS: dict[PretrainingHead, str] = {
     "query-stream": "query_embedding",
 }
 
+# settings that follow from a model's width, and the heads, which are those of a class
+OF_WIDTH = {"attention.d_kv", "attention.d_v", "attention.query_pre_attn_scalar", "heads"}
+
 
 def family_of(hf_config: HFConfig) -> Family:
     """Return the family that a config.json names; SettingError if it is none of ours."""
@@ -176,17 +179,23 @@ def config_json(config: ModelConfig) -> HFConfig:
         if not misfits[family.model_type]:
             return hf_config
 
-    def distance(name: str) -> tuple[bool, bool, int]:
-        differs = FAMILIES[name].template.architecture != config.architecture
-        return (
-            differs,
-            name in failed,
-            len(misfits[name]),
-        )  # one that failed has one reason, however far it is
+    def distance(name: str) -> tuple[bool, int, bool]:
+        family, has_failed = FAMILIES[name], name in failed
+        differs = family.template.architecture != config.architecture
+        # one that failed has one reason, however far it is
+        count = _count_fixed_misfits(family, expected) if has_failed else len(misfits[name])
+        return differs, count, has_failed
 
     nearest_type = min(misfits, key=distance)
     reasons = misfits[nearest_type]
     raise SettingError(f"no published family computes this model; for {nearest_type}, {', '.join(reasons)}")
+
+
+def _count_fixed_misfits(family: Family, expected: Settings) -> int:
+    """Return how many of the ``expected`` settings differ from a family in which all its models are alike."""
+    varying = {path for field in family.fields for path in field.settings} | family.derived.keys() | OF_WIDTH
+    fixed = semantic_settings(family.template)
+    return sum(value != fixed.get(path) for path, value in expected.items() if path not in varying)
 
 
 def _candidates(config: ModelConfig) -> Iterator[tuple[Family, Callable[[Family, ModelConfig], HFConfig]]]:
