@@ -239,7 +239,7 @@ def p_text(p):
 def test_the_readme_shows_tau_of_each_table_as_its_report_has_it():
     readme = (ROOT / "README.md").read_text("utf-8")
     files = [RESULTS, *sorted(RESULTS.parent.glob("mini-t5-*.json"))]
-    others = ("mini-glu", "mini-narang", "mini-wettig", "mini-8x-objective")
+    others = ("mini-glu", "mini-narang", "mini-wettig", "mini-lan", "mini-8x-objective")
     files += [RESULTS.with_name(f"{name}.json") for name in others]
     tables = [(file, *item) for file in files for item in read_tables(file).items() if item[1]["order"]]
     assert len(re.findall(r"(?m)^\|.* \(p [\d.]+\) \|", readme)) == len(tables)
@@ -254,6 +254,7 @@ def test_the_readme_shows_tau_of_each_table_as_its_report_has_it():
             "glu": "[Shazeer 2020]",
             "narang": "[Narang et al. 2021]",
             "wettig": "[Wettig et al. 2022]",
+            "lan": f"ALBERT's Table {number}, ",
         }
         start = starts[name.partition("/")[0]]
         (line,) = [
@@ -393,6 +394,40 @@ def test_the_guide_has_what_each_share_of_hidden_tokens_reaches_and_scores():
         label = f"{rate} %, 80/10/10" if bert else f"{rate} %"
         cells = [label, losses, exit_step, *z, *scores, f"{row['published']['MNLI']:.1f}"]
         assert f"| {' | '.join(cells)} |" in guide
+
+
+def test_the_guide_has_what_encoders_whose_layers_share_parameters_reach_and_score():
+    tables = read_tables(RESULTS.with_name("mini-lan.json")).values()
+    rows = {name.rpartition("/")[2]: row for table in tables for name, row in table["rows"].items()}
+    shared = {
+        "not-shared": "nothing",
+        "shared-attention": "attention",
+        "shared-ffn": "feed-forward",
+        "all-shared": "all",
+    }
+    guide = (DOCS / "study.md").read_text()
+    for name, row in rows.items():
+        parts, _, width = name.rpartition("-")
+        seeds = [*row["seeds"].values()]
+        losses = [each["content_loss"] for each in seeds]
+        exits = sorted({each["exit_step"] or 0 for each in seeds})
+        exit_step, z = "not left", ["–", "–"]
+        if exits[0]:
+            exit_step = " to ".join(f"{step:,}" for step in exits[:: max(len(exits) - 1, 1)])
+        if width == "768":  # the other widths have a baseline that has not left the plateau
+            z = [with_deviation(row["combined"][half].values(), 1) for half in ("reading", "language")]
+        here = {"64": 11, "128": 22, "256": 43, "768": 128}[width]
+        cells = [width, here, shared[parts], len(seeds), with_deviation(losses, 2), exit_step, *z]
+        cells += [f"{mean(each['scores']['extract'] for each in seeds):.1f}", row["published"]["AVG"]]
+        assert f"| {' | '.join(map(str, cells))} |" in guide
+
+
+def with_deviation(values, digits):
+    """Return the mean of values over seeds, with their standard deviation if there are several."""
+    values = [*values]
+    if len(values) == 1:
+        return f"{values[0]:z.{digits}f}"
+    return f"{mean(values):z.{digits}f} ± {stdev(values):.{digits}f}"
 
 
 def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():
