@@ -76,7 +76,7 @@ _table = partial(make_table, scale="mini", seeds=5, paper=PAPER, columns=["AVG"]
 
 # lm sweep 'lan/*'; in the paper ALBERT-base has an average of 80.1, BERT-base 82.3
 TABLES = (
-    # six minutes each; half an hour of the widest
+    # ten minutes each; two hours and a half of the widest
     _table(
         "lan/2-sizes",
         "BERT and ALBERT by size",
@@ -94,7 +94,7 @@ TABLES = (
             Conclusion("bert-base", "albert-base", "sharing costs something at equal size"),
         ),
     ),
-    # six minutes each
+    # ten minutes each
     _table(
         "lan/3-embedding",
         "Width of the embedding, with and without shared layers",
@@ -114,7 +114,7 @@ TABLES = (
             Conclusion("all-shared-128", "all-shared-768", "with sharing, 128 features are best"),
         ),
     ),
-    # six minutes each
+    # ten minutes each
     _table(
         "lan/4-sharing-768",
         "What layers share, with a wide embedding",
@@ -130,7 +130,7 @@ TABLES = (
             Conclusion("shared-attention-768", "shared-ffn-768", "shared feed-forward layers hurt most"),
         ),
     ),
-    # six minutes each
+    # ten minutes each
     _table(
         "lan/4-sharing-128",
         "What layers share, with a narrow embedding",
@@ -146,7 +146,7 @@ TABLES = (
             Conclusion("shared-attention-128", "shared-ffn-128", "shared feed-forward layers hurt most"),
         ),
     ),
-    # six minutes each
+    # ten minutes each
     _table(
         "lan/5-pairs",
         "Loss on pairs of texts",
@@ -161,7 +161,7 @@ TABLES = (
             Conclusion("sop", "none", "the order of sentences helps"),
         ),
     ),
-    # six minutes each
+    # ten minutes each
     _table(
         "lan/7-data",
         "More data",
@@ -170,7 +170,7 @@ TABLES = (
         conclusions=(Conclusion("extra-data", "no-extra-data", "more data help"),),
         surrogate_data=True,
     ),
-    # five hours each
+    # 16 hours each
     _table(
         "lan/8-dropout",
         "Dropout of the widest model",
