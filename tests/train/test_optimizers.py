@@ -67,7 +67,7 @@ def test_what_is_no_matrix_does_not_decay():
     assert (updates["kernel"] == 0.5).all()
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adamw", "adamw-relative", "lamb"])
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "adamw-relative"])
 def test_a_stack_of_layers_is_trained_as_its_layers_one_by_one(name):
     config = OptimizerConfig(name, 0.1, "constant", factor_from=4)
     size = np.float32([1.0, 10.0, 0.1, 3.0, 1.0, 2.0])[:, None, None]  # layers that must not be averaged
@@ -126,6 +126,16 @@ def test_lamb_is_that_of_optax_for_matrices_and_adamw_for_norms_and_biases():
         assert np.linalg.norm(found[name]) == pytest.approx(np.linalg.norm(params[name]), rel=1e-5)
     adamw = directions_of(replace(config, name="adamw"), axes, params, gradients)
     np.testing.assert_allclose(found["norm"], adamw["norm"], rtol=1e-5)
+
+
+def test_lambs_update_of_each_layer_in_a_stack_has_the_norm_of_its_own_matrix():
+    params, gradient = normals((3, 8, 16), (3, 8, 16))
+    params *= np.float32([1.0, 10.0, 0.1])[:, None, None]
+    config = OptimizerConfig("lamb", 0.1, "constant", weight_decay=0.5)
+    axes = {"kernel": ("layers", "embed", "mlp")}
+    found = directions_of(config, axes, {"kernel": params}, [{"kernel": gradient}])
+    due = np.linalg.norm(params, axis=(1, 2))
+    np.testing.assert_allclose(np.linalg.norm(found["kernel"], axis=(1, 2)), due, rtol=1e-5)
 
 
 MUON = OptimizerConfig("muon", 0.1, "constant")
