@@ -94,6 +94,9 @@ class ShareOf:
         return f"{self.factor:.4g} x {self.path}"
 
 
+share_of = ShareOf  # likewise: {"model.embedding.d_embed": share_of("model.d_model", 1 / 6)}
+
+
 @dataclass(frozen=True)
 class AtLeast:
     """A change that raises what the scale has to a least number, and leaves what is above it."""
@@ -109,7 +112,6 @@ class AtLeast:
 
 
 at_least = AtLeast  # likewise: {"pretraining.steps": at_least(2_400)}
-share_of = ShareOf  # likewise: {"model.embedding.d_embed": share_of("model.d_model", 1 / 6)}
 
 
 @dataclass(frozen=True)

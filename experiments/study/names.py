@@ -10,9 +10,9 @@ STARTS_FOLDER = "starts"  # of checkpoints that runs start from, in the folder o
 COURSE_FOLDER = "course"  # of the trained models that come along, beside it
 VERIFIED_FOLDER = "verified"  # of what ``lm entry verify`` trains again, beside it
 REPORT_FILES = ("report", "order")  # names of the files of a whole report, without an ending
-# are folders beside those of scales
+# Folders of these names lie beside those of scales and of tables.
 RESERVED_SCALES = ("cache", COURSE_FOLDER, STARTS_FOLDER, VERIFIED_FOLDER)
-RESERVED_TABLES = ("pretraining", "reports")  # are folders beside those of tables
+RESERVED_TABLES = ("pretraining", "reports")
 
 
 def check_row_name(name: str) -> None:

@@ -164,7 +164,7 @@ class RelativeAdamW(AdamW, Adafactor):
 
 @dataclass(frozen=True)
 class LAMB(AdamW, SharedOptimizerSettings):
-    """AdamW whose update of each matrix, decay included, has the norm of the matrix (You et al. 2020).
+    """LAMB: an update of AdamW, decay included, is scaled to the norm of its matrix (You et al. 2020).
 
     The paper adapts all parameters. As in the code of BERT and ALBERT, biases and norms do not decay and are
     not adapted.

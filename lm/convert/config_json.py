@@ -24,8 +24,9 @@ HEAD_PARAMETERS: dict[PretrainingHead, str] = {
     "query-stream": "query_embedding",
 }
 
-# settings that follow from a model's width, and the heads, which are those of a class
-OF_WIDTH = {"attention.d_kv", "attention.d_v", "attention.query_pre_attn_scalar", "heads"}
+# Settings in which models of a family differ though no field has them: they follow from the width, and heads
+# from the class.
+VARYING = {"attention.d_kv", "attention.d_v", "attention.query_pre_attn_scalar", "heads"}
 
 
 def family_of(hf_config: HFConfig) -> Family:
@@ -192,8 +193,8 @@ def config_json(config: ModelConfig) -> HFConfig:
 
 
 def _count_fixed_misfits(family: Family, expected: Settings) -> int:
-    """Return how many of the ``expected`` settings differ from a family in which all its models are alike."""
-    varying = {path for field in family.fields for path in field.settings} | family.derived.keys() | OF_WIDTH
+    """Return how many ``expected`` settings differ, of those that all models of the family share."""
+    varying = {path for field in family.fields for path in field.settings} | family.derived.keys() | VARYING
     fixed = semantic_settings(family.template)
     return sum(value != fixed.get(path) for path, value in expected.items() if path not in varying)
 

@@ -374,25 +374,36 @@ def test_the_course_has_the_perplexities_of_the_road():
     assert f"the Transformer {decoder} and two layers of LSTM {lstm}," in words
 
 
+def with_deviation(values, digits):
+    """Return the mean of values over seeds, with their standard deviation if there are several."""
+    values = [*values]
+    if len(values) == 1:
+        return f"{values[0]:z.{digits}f}"
+    return f"{mean(values):z.{digits}f} ± {stdev(values):.{digits}f}"
+
+
+def exit_text(seeds):
+    """Return the steps at which the seeds of a row left the unigram plateau; "" if one has not."""
+    exits = sorted({each["exit_step"] or 0 for each in seeds})
+    return " to ".join(f"{step:,}" for step in exits[:: max(len(exits) - 1, 1)]) if exits[0] else ""
+
+
 def test_the_guide_has_what_each_share_of_hidden_tokens_reaches_and_scores():
     rows = read_tables(RESULTS.with_name("mini-wettig.json"))["wettig/mask-rate"]["rows"]
     guide = (DOCS / "study.md").read_text()
     for name, row in rows.items():
         seeds = [*row["seeds"].values()]
         rate, _, bert = name.rpartition("/")[2].partition("-")
-        exits = sorted({each["exit_step"] or 0 for each in seeds})
-        exit_step = " to ".join(map(str, exits)) if exits[0] else "not left"
-        z = ["–", "–"]
-        if exits[0]:
-            by_half = ([*row["combined"][half].values()] for half in ("reading", "language"))
-            z = [f"{mean(values):z.1f} ± {stdev(values):.1f}" for values in by_half]
+        exit_step, z = exit_text(seeds), ["–", "–"]
+        if exit_step:
+            z = [with_deviation(row["combined"][half].values(), 1) for half in ("reading", "language")]
         scores = [
             f"{mean(each['scores'][task] for each in seeds):.1f}"
             for task in ("acceptability", "extract", "next")
         ]
         losses = f"{mean(each['content_loss'] for each in seeds):.2f}, {seeds[0]['reference_loss']:.2f}"
         label = f"{rate} %, 80/10/10" if bert else f"{rate} %"
-        cells = [label, losses, exit_step, *z, *scores, f"{row['published']['MNLI']:.1f}"]
+        cells = [label, losses, exit_step or "not left", *z, *scores, f"{row['published']['MNLI']:.1f}"]
         assert f"| {' | '.join(cells)} |" in guide
 
 
@@ -410,24 +421,14 @@ def test_the_guide_has_what_encoders_whose_layers_share_parameters_reach_and_sco
         parts, _, width = name.rpartition("-")
         seeds = [*row["seeds"].values()]
         losses = [each["content_loss"] for each in seeds]
-        exits = sorted({each["exit_step"] or 0 for each in seeds})
-        exit_step, z = "not left", ["–", "–"]
-        if exits[0]:
-            exit_step = " to ".join(f"{step:,}" for step in exits[:: max(len(exits) - 1, 1)])
+        z = ["–", "–"]
         if width == "768":  # the other widths have a baseline that has not left the plateau
             z = [with_deviation(row["combined"][half].values(), 1) for half in ("reading", "language")]
         here = {"64": 11, "128": 22, "256": 43, "768": 128}[width]
+        exit_step = exit_text(seeds) or "not left"
         cells = [width, here, shared[parts], len(seeds), with_deviation(losses, 2), exit_step, *z]
         cells += [f"{mean(each['scores']['extract'] for each in seeds):.1f}", row["published"]["AVG"]]
         assert f"| {' | '.join(map(str, cells))} |" in guide
-
-
-def with_deviation(values, digits):
-    """Return the mean of values over seeds, with their standard deviation if there are several."""
-    values = [*values]
-    if len(values) == 1:
-        return f"{values[0]:z.{digits}f}"
-    return f"{mean(values):z.{digits}f} ± {stdev(values):.{digits}f}"
 
 
 def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():

@@ -7,9 +7,11 @@ from pathlib import Path
 
 def process_start(pid: int) -> int | None:
     """Return when a process of this machine began, in ticks since the machine did; None if unknown."""
-    with suppress(ValueError, IndexError):
-        return int(_stat(pid)[19])  # the 22nd field
-    return None
+    return _start(_stat(pid))
+
+
+def _start(fields: list[str]) -> int | None:
+    return int(fields[19]) if len(fields) > 19 else None  # the 22nd field
 
 
 def _stat(pid: int) -> list[str]:
@@ -30,5 +32,6 @@ def is_alive(pid: int, start: int | None = None) -> bool:
         return False
     except PermissionError:  # another user's
         pass
-    now = process_start(pid)
-    return _stat(pid)[:1] != ["Z"] and (start is None or now is None or now == start)
+    fields = _stat(pid)
+    now = _start(fields)
+    return fields[:1] != ["Z"] and (start is None or now is None or now == start)
