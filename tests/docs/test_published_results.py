@@ -429,6 +429,11 @@ def test_the_guide_has_what_encoders_whose_layers_share_parameters_reach_and_sco
         cells = [width, here, shared[parts], len(seeds), with_deviation(losses, 2), exit_step, *z]
         cells += [f"{mean(each['scores']['extract'] for each in seeds):.1f}", row["published"]["AVG"]]
         assert f"| {' | '.join(map(str, cells))} |" in guide
+    section = " ".join(guide.partition("### What layers share")[2].partition("\n### ")[0].split())
+    claims = [claim["verdicts"]["reading"]["updates"] for table in tables for claim in table["claims"]]
+    judged = [claim for claim in claims if claim["difference"] is not None]
+    assert {claim["verdict"] for claim in judged} == {"undecided"} and "No conclusion is decided" in section
+    assert all("{:.1f} to {:.1f})".format(*claim["interval"]) in section for claim in judged)
 
 
 def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():
