@@ -13,9 +13,9 @@ endif
 BIN := $(VENV)/bin
 
 # Huge pages for the buffers of the tests, as `lm run` and `lm sweep` set them for themselves.
-test test-fast test-slow test-faults test-beam soak: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+suite test-fast test-slow test-faults test-beam soak: export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-# libtpu is fetched while code is checked.
+# libtpu is fetched while style is checked, and types are checked while tests run.
 MAKEFLAGS += --jobs=2
 
 MINUTES ?= 30
@@ -23,7 +23,7 @@ MINUTES ?= 30
 # Python keeps what it compiles, whatever the shell says: else each command compiles jax again, for four seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo install golden test test-fast test-slow test-faults test-beam soak bench lint docs wheel clean
+.PHONY: demo install golden test suite test-fast test-slow test-faults test-beam soak bench lint style types docs wheel clean
 
 # TEXT=book.txt trains the decoder on a text of yours.
 demo: export LM_DEMO_TEXT := $(value TEXT)
@@ -35,7 +35,9 @@ demo: $(VENV)/ready
 install: $(VENV)/ready
 	@echo "To put lm on your path: . $(BIN)/activate"
 
-test: $(VENV)/tpu lint
+test: suite types
+
+suite: $(VENV)/tpu style
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder tests
 
 # What most changes break, in under 90 seconds: layout, settings, objectives, packing, metrics, tasks, vocabularies, the patches of
@@ -56,9 +58,13 @@ golden: $(VENV)/ready
 
 # What belongs to the project: beside it lie your scripts and exported models.
 LINTED := lm experiments launch tests docs README.md CHANGELOG.md CONTRIBUTING.md AGENTS.md
-lint: $(VENV)/ready
+lint: style types
+
+style: $(VENV)/ready
 	$(BIN)/ruff check $(LINTED)
 	$(BIN)/ruff format --check $(LINTED)
+
+types: $(VENV)/ready
 	$(if $(NEWEST),,$(BIN)/mypy)
 
 # Proofs take as long as they take: without the limits of pyproject.toml for one test.

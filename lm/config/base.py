@@ -195,6 +195,7 @@ def setting_descriptions(cls: type, prefix: str = "") -> dict[str, str]:
 _FIELD = re.compile(r"((?:^ +#.*\n)*)^ +(\w+):[^#\n]*(#.*)?$", re.MULTILINE)
 
 
+@functools.cache  # of each of the groups of settings, for every command that a process parses
 def _field_comments(cls: type) -> dict[str, str]:
     """Return {field: comment} of a dataclass and its bases: the comment behind the field, else that above."""
     source = "".join(_class_source(base) for base in cls.__mro__ if dataclasses.is_dataclass(base))
