@@ -172,10 +172,11 @@ def config_json(config: ModelConfig) -> HFConfig:
             failed.add(family.model_type)
             continue
         failed.discard(family.model_type)
+        differing = [path for path, value in expected.items() if value != written.get(path)]
+        # A setting that the family does not read follows from another: rotary.base from positions.kind.
+        reasons = [path for path in differing if path in written] or differing
         misfits[family.model_type] = [
-            f"model.{path}={value!r} should be {written.get(path)!r}"
-            for path, value in expected.items()
-            if value != written.get(path)
+            f"model.{path}={expected[path]!r} should be {written.get(path)!r}" for path in reasons
         ]
         if not misfits[family.model_type]:
             return hf_config
@@ -188,8 +189,9 @@ def config_json(config: ModelConfig) -> HFConfig:
         return differs, count, has_failed
 
     nearest_type = min(misfits, key=distance)
-    reasons = misfits[nearest_type]
-    raise SettingError(f"no published family computes this model; for {nearest_type}, {', '.join(reasons)}")
+    raise SettingError(
+        f"no published family computes this model; for {nearest_type}, {', '.join(misfits[nearest_type])}"
+    )
 
 
 def _count_fixed_misfits(family: Family, expected: Settings) -> int:

@@ -508,6 +508,13 @@ def test_a_model_of_no_family_is_refused_by_the_setting(path, value, tmp_path):
         config_json(config)
 
 
+def test_a_setting_that_follows_from_another_is_no_reason():
+    with pytest.raises(
+        SettingError, match=r"distilbert, model\.positions\.kind='rotary' should be 'learned'$"
+    ):
+        config_json(change(PRESETS["distilbert"], "positions.kind", "rotary"))
+
+
 @pytest.mark.parametrize(("path", "value"), [("norm.fraction", 0.5), ("embedding.encoder", "separate")])
 def test_a_t5_with_a_part_that_its_family_lacks_is_refused_by_the_setting(path, value):
     with pytest.raises(SettingError, match=f"model.{path}="):
