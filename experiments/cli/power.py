@@ -67,7 +67,8 @@ def power(
     if not measured:
         raise SettingError("\n".join(problems))
     for name, noises in measured.items():
-        sheets = power_sheets(noises) if difference is None else seeds_sheet(noises, difference)
+        with CONSOLE.status(f"simulating the tests of {name}"):  # which takes seconds
+            sheets = power_sheets(noises) if difference is None else seeds_sheet(noises, difference)
         for title, sheet in sheets.items():
             print_line(title)
             show_sheet(name, sheet)
