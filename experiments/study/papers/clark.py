@@ -40,8 +40,8 @@ def published(model: Changes, steps: int, batch_size: int, rate: float, tuning_r
 BASE = published(size(12, 768, 12), 1_000_000, 256, 2e-4, 1e-4) | {"generator_share": 1 / 3}
 LARGE = published(size(24, 1_024, 16), 400_000, 2_048, 2e-4, 5e-5) | {"objective.rate": 0.25}
 
-# At the small scales a generator leaves the unigram plateau after some 500 updates (docs/choices.md). It is on it
-# after a quarter of 1,000, so that a branch there shows nothing.
+# At the small scales a generator leaves the unigram plateau after some 500 updates (docs/choices.md). After a
+# quarter of 1,000 it is on it, so that a branch there shows nothing.
 SMALL_SCALE: Changes = ELECTRA | ROTARY | {"pretraining.steps": at_least(1_000), "tuning.branches": (1.0,)}
 PAPER = Paper(
     name="ELECTRA",
@@ -91,7 +91,7 @@ BERT_SMALL: Changes = (
 QUOTED = missing("another paper's run")
 
 TABLES = (
-    # lm sweep clark/5-efficiency; six minutes each; in the paper ELECTRA has 85.0 and BERT 82.2
+    # lm sweep clark/5-efficiency; eight minutes each; in the paper ELECTRA has 85.0 and BERT 82.2
     make_table(
         "clark/5-efficiency",
         "From BERT to ELECTRA: which tokens are replaced and which are predicted",
