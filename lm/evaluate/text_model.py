@@ -49,6 +49,12 @@ class TextModel:
     masking: Masking | None = None  # for encoders only
     max_length: int | None = None  # longest row; None: model.positions.max_length [tokens]
 
+    def __post_init__(self):
+        config = self.model.config
+        longest = config.positions.max_length
+        if config.has_max_length and (self.max_length or 0) > longest:
+            raise SettingError(f"max_length={self.max_length} exceeds model.positions.max_length={longest}")
+
     @property
     def max_text_length(self) -> int:
         """Return the maximum number of tokens of a text that is scored, without special tokens.
