@@ -260,8 +260,8 @@ def make_requests(run: "Trained", context: str, scored: list[int], scoring: Scor
 def trained_length(stage: "Stage") -> int:
     """Return the length of the rows that a stage was trained on.
 
-    It is IMPORTED_ROW_LENGTH if the model was first trained elsewhere. Beyond it positions are new to the
-    model: learned ones were never trained.
+    Positions beyond it are new to the model: learned ones were never trained. For a model that was first
+    trained elsewhere it is IMPORTED_ROW_LENGTH.
     """
     from lm.data.packing import row_length
 

@@ -214,7 +214,7 @@ def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Re
     """Yield (context, continuation) pairs in which every token is scored once.
 
     A continuation has up to ``length`` tokens. The context of the first is ``prefix``, which may be empty;
-    that of each other one is the token before it. The last pair's is longer, so that its row is full too.
+    that of each other one is the token before it. The last context is longer, so that its row is full too.
     """
     if len(ids):
         yield prefix, ids[:length]
