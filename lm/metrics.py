@@ -88,7 +88,7 @@ def token_accuracy(targets: Sequence[Sequence[Any]], predictions: Sequence[Seque
 def _labels_by_text(
     targets: Sequence[Sequence[Any]], predictions: Sequence[Sequence[Any]]
 ) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
-    """Yield the target labels and the predicted ones of each text; SettingError unless they are as many."""
+    """Yield the target labels and the predicted ones of each text; SettingError for unequal numbers."""
     check_lengths(targets, predictions)
     for index, (labels, predicted) in enumerate(zip(targets, predictions, strict=True)):
         if len(labels) != len(predicted):

@@ -41,7 +41,7 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
         _show_pretraining(experiment, data, count)
     boundary = boundary_tokens(experiment.model, data.vocabulary)
     trained = {name for stage in stages(experiment) for name in stage.task_names}
-    for name in filter(trained.__contains__, tuning.mixtures):
+    for name in [name for name in tuning.mixtures if name in trained]:
         lengths, architecture = mixture_lengths(experiment, (name,)), experiment.model.architecture
         for task in mixture(name):
             source = task.rows("train", cache, experiment.data.corrupt_records)
@@ -50,13 +50,12 @@ def show_examples(experiment: Experiment, count: int, cache: Path) -> None:
             note = f"{len(examples):,} examples, {_column(task.column)}"
             UNBROKEN.print(f"[bold]{escape(task.name)}[/], {note}")
             few = [examples[index] for index in range(min(count, len(examples)))]
-            size = len(few)
             batches = eval_batches(
-                few, architecture=architecture, lengths=lengths, batch_size=size, boundary=boundary
+                few, architecture=architecture, lengths=lengths, batch_size=len(few), boundary=boundary
             )
             for batch in batches:
                 _print_examples(_parts(batch, number, data.vocabulary) for number in range(len(few)))
-    for labelled in map(find_labelled, filter(trained.__contains__, tuning.heads)):
+    for labelled in [find_labelled(name) for name in tuning.heads if name in trained]:
         source = labelled.rows("train", cache, experiment.data.corrupt_records)
         labelled.check_rows(source)
         note = f"examples for a head, {_column(labelled.column)}"
@@ -153,8 +152,10 @@ def _labelled(task: LabelledTask, row: Row) -> Iterator[Part]:
     for text in task.texts(row):
         yield "text", "", text if isinstance(text, str) else between.join(text)
     task.check_labels([row])
-    target = task.target(row)
-    yield "label", "", " ".join(task.labels[k] for k in np.atleast_1d(target)) if task.labels else str(target)
+    label = str(task.target(row))
+    if task.labels:
+        label = " ".join(task.labels[k] for k in np.atleast_1d(task.target(row)))
+    yield "label", "", label
 
 
 def _parts(

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from experiments.console import CONSOLE, UNBROKEN, listing, print_line
+from experiments.evaluate.generation import option_names
 from experiments.runs.paths import find_cache
 from lm import files
-from lm.config.base import SettingError, check_at_least, parse_json
+from lm.config.base import SettingError, check_at_least, diff, parse_json
 from lm.data.corpus.files import Split
 from lm.data.corpus.readers import WINDOW_READERS
 from lm.data.corpus.shards import iter_documents
@@ -62,7 +63,10 @@ class Scoring:
 def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> None:
     """Print how likely a run's model finds the texts of a file or a corpus; write each result to ``out``."""
     from experiments.runs.stages import stages_of
+    from experiments.runs.trained import chosen
 
+    if out is not None and out.is_dir():
+        raise SettingError(f"--out {out} is a folder: name a file")
     stages = stages_of(run)
     if all(stage.settings.model.output.logits == "none" for stage in stages):
         raise SettingError(
@@ -83,7 +87,8 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
         return vocabulary.encode(text) if is_corpus else vocabulary.encode_prompt(text)
 
     if any(stage.is_count_based for stage in stages):
-        results = score_by_counts(stages[0], texts, scoring, encode)
+        stage = chosen(run, {each.name: each for each in stages}, scoring.mixture)
+        results = score_by_counts(stage, texts, scoring, encode)
     else:
         results = score_by_network(run, stages, texts, scoring, encode)
     for result, (_, text) in zip(results, texts, strict=True):
@@ -102,7 +107,7 @@ def score_by_counts(
 ) -> list[dict[str, Any]]:
     """Return log-probability and tokens of each continuation by n-grams.
 
-    Each context is read as the beginning of a document.
+    Each context is read as the beginning of a document. Raises SettingError for options of windows and masks.
     """
     from experiments.runs.kinds.counts import Ngrams, texts_as_counted
     from experiments.runs.vocabulary import stored_vocabulary
@@ -112,6 +117,9 @@ def score_by_counts(
         raise SettingError(
             f"{stage.folder}: counts.model={stage.settings.counts.model!r} is no language model"
         )
+    if unread := diff(Scoring(), scoring).keys() & {"length", "stride", "draws"}:
+        names = option_names(sorted(unread))
+        raise SettingError(f"n-grams score whole texts without masks; leave {names} out")
     vocabulary = stored_vocabulary(stage.folder, stage.settings)
     documents, continuations = [], []  # ids
     for context, text in texts:
@@ -243,6 +251,8 @@ def make_requests(run: "Trained", context: str, scored: list[int], scoring: Scor
         length = min(length, config.positions.max_length)
     if not config.has_decoder:
         length -= 2  # for the tokens around an encoder's text
+        if length < 1:
+            raise SettingError("--length should be at least 3: two tokens stand around an encoder's text")
     stride = scoring.stride or max(1, length // 2)
     yield from windows(scored, Window(length, min(stride, length)), config)
 
@@ -250,8 +260,8 @@ def make_requests(run: "Trained", context: str, scored: list[int], scoring: Scor
 def trained_length(stage: "Stage") -> int:
     """Return the length of the rows that a stage was trained on.
 
-    It is IMPORTED_ROW_LENGTH if the model was first trained elsewhere. Beyond it positions are new to the
-    model: learned ones were never trained.
+    Positions beyond it are new to the model: learned ones were never trained. For a model that was first
+    trained elsewhere it is IMPORTED_ROW_LENGTH.
     """
     from lm.data.packing import row_length
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +35,7 @@ from lm.data.tasks.prompts import (
 )
 from lm.data.tasks.task import BaseTask, Row, Task
 from lm.data.tasks.task_files import has_tags, read_task_file
-from lm.metrics import Undefined, Value, format_value, undefined_reasons
+from lm.metrics import Undefined, Value, defined_values, format_value, undefined_reasons
 
 if TYPE_CHECKING:  # with jax, which takes a second
     from experiments.runs.kinds.stage import Stage
@@ -124,14 +125,14 @@ def score_run(
 
 
 def write_metrics(path: Path, rows: int, metrics: Mapping[str, Value]) -> None:
-    """Write the metrics of a task as JSON: null for an undefined one, whose reason is written too."""
-    values: dict[str, float | None] = {}
-    for name, value in metrics.items():
-        values[name] = None if isinstance(value, Undefined) else value
+    """Write the metrics of a task as JSON: null for infinities, NaN and an undefined one, with its reason."""
+    values: dict[str, float | None] = dict.fromkeys(metrics)
+    for name, value in defined_values(metrics).items():
+        values[name] = value if math.isfinite(value) else None
     record: dict[str, Any] = {"rows": rows, "metrics": values}
     if reasons := undefined_reasons(metrics):
         record[UNDEFINED] = reasons
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    files.write(path, json.dumps(record, indent=1) + "\n")
 
 
 def find_members(folder: Path, name: str, stage_name: str) -> tuple[AnyTask, "list[Stage]"]:
@@ -285,13 +286,13 @@ def prompted_rows(
     """Return the rows, each with its prompt, which has ``task.shots`` examples, in the field ``prompt``.
 
     ``prompt_length`` is the most tokens of a prompt; 0: ``positions.max_length``, also for a model that can
-    read longer rows, minus room for an answer if the model has no encoder.
+    read longer rows, minus room for an answer if the model has no encoder. A prompt is shorter if a longer
+    answer is scored after it, of which the model would have no room for the end.
     """
-    max_tokens = prompt_length
-    if not prompt_length:
-        max_tokens = run.config.positions.max_length
-        if not run.config.has_encoder:  # a decoder has prompt and answer in one sequence
-            max_tokens -= max_answer_length(task)
+    config, encode = run.config, run.vocabulary.encode
+    max_tokens = prompt_length or config.positions.max_length
+    if not prompt_length and not config.has_encoder:  # a decoder has prompt and answer in one sequence
+        max_tokens -= max_answer_length(task)
     train: Sequence[Row] = ()
     if task.shots:
         train = task.rows("train", cache)
@@ -300,11 +301,15 @@ def prompted_rows(
     else:
         drawn = draw_examples(task, train, rows)
 
-    def fits(text: str) -> bool:
-        return len(run.encode_data(text)) <= max_tokens
+    def fit(row: Row, examples: Sequence[Row]) -> str:
+        most = max_tokens
+        if config.has_max_length and not config.has_encoder:
+            longest_answer = max(len(encode(f" {text}")) for text in task.continuations(row))
+            most = min(most, config.positions.max_length - longest_answer)
+        return task.fit_prompt(row, examples, lambda text: len(run.encode_data(text)) <= most)
 
     pairs = zip(rows, drawn, strict=True)
-    return [row | {"prompt": task.fit_prompt(row, examples, fits)} for row, examples in pairs]
+    return [row | {"prompt": fit(row, examples)} for row, examples in pairs]
 
 
 def mean_embeddings(run: "Trained", texts: Sequence[str]) -> np.ndarray:

@@ -49,7 +49,7 @@ from lm.data.tasks.names import is_task_file
 from lm.data.tasks.task import LabelledTask, Task
 from lm.data.tasks.task_files import check_task_files
 from lm.evaluate.loglikelihood import check_attention_mask
-from lm.objectives.denoising import REPLACED, RESTORED, Lengths
+from lm.objectives.denoising import REPLACED, RESTORED, Lengths, Objective
 from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import Tokenizer
 from lm.train.checks import check_host_rows, check_memory, check_mesh, check_rows, device_memory
@@ -362,6 +362,14 @@ NEEDED_OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
+def _check_objective_of(phase: str, objective: Objective, model: ModelConfig) -> None:
+    """Raise SettingError that names the phase ("": the last) if its objective does not suit its model."""
+    try:
+        check_objective(objective, model.architecture)
+    except SettingError as error:
+        raise SettingError(f"{phase}: {error}" if phase else str(error)) from error
+
+
 def check_phases(experiment: Experiment) -> None:
     """Raise SettingError for phases of pre-training whose objectives, masks or models do not agree."""
     pretraining, model = experiment.pretraining, experiment.model
@@ -371,9 +379,10 @@ def check_phases(experiment: Experiment) -> None:
     objectives = [*(phase.objective for phase in pretraining.phases), experiment.objective]
     named_masks = [*(f"{name}.mask" for name in names), "pretraining.mask"]
     if has_start_pretraining(experiment):
-        check_objective(experiment.start.objective, models[0].architecture)
+        _check_objective_of("start", experiment.start.objective, models[0])
+    for name, each, objective in zip([*names, ""], models, objectives, strict=True):
+        _check_objective_of(name, objective, each)
     for named, each, objective in zip(named_masks, models, objectives, strict=True):
-        check_objective(objective, each.architecture)
         if each.architecture == "encoder" and not objective.has_inputs and not each.is_causal_encoder:
             raise SettingError(
                 f"{named}={mask_of(each)!r} shows an encoder the tokens that it is to predict: a language "

@@ -1,14 +1,14 @@
 """Collect what a run scored and cost from the records of its stages."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import STAGES
-from experiments.runs.plateau import PLATEAU_MARGIN
+from experiments.runs.plateau import PLATEAU_MARGIN, has_plateau
 from experiments.runs.result import (
     DENOISERS,
     DOCUMENTS,
@@ -31,22 +31,35 @@ def columns(best: dict[str, dict]) -> dict[str, float | None]:
     return means
 
 
-def held_out(folder: Path | None) -> dict[str, Any]:
+def held_out(folder: Path | None, earlier: Iterable[Path] = ()) -> dict[str, Any]:
     """Return the losses on held-out text after the pre-training in ``folder``, and when it left the plateau.
 
-    folder: None without pre-training. A loss that was not measured is None, and so is ``exit_step`` of a
-    model that stayed on the plateau. ``denoiser_losses`` has a loss per denoiser of a mixture.
+    folder: None without pre-training.
+    earlier: folders of the phases before it, in order, each with losses of its own objective.
+    A loss that was not measured is None, and so is ``exit_step`` of a model that stayed on the plateau of its
+    last phase. ``denoiser_losses`` has a loss per denoiser of a mixture.
     """
-    lines = records(folder) if folder else []
-    evaluations = [line for line in lines if line["kind"] == "eval"]
+    evaluations = _evaluations(folder) if folder else []
     last = evaluations[-1] if evaluations else {}
     values = {name: last.get(name) for name in ("content_loss", "reference_loss", "top_ten_share")}
-    exits = (line["step"] for line in evaluations if "content_loss" in line and has_left(line))
+    exits = _exit_steps(evaluations)
+    if exits:
+        exits = [step for path in earlier for step in _exit_steps(_evaluations(path))] + exits
     by_denoiser = {
         name.removeprefix(DENOISERS): loss for name, loss in last.items() if name.startswith(DENOISERS)
     }
     losses = {"held_out_loss": last.get("loss")} | ({"denoiser_losses": by_denoiser} if by_denoiser else {})
-    return {**losses, **values, "exit_step": next(exits, None)}
+    return {**losses, **values, "exit_step": exits[0] if exits else None}
+
+
+def _evaluations(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of a stage's evaluations, in order."""
+    return [record for record in records(folder) if record["kind"] == "eval"]
+
+
+def _exit_steps(evaluations: Sequence[Mapping[str, float]]) -> list[int]:
+    """Return the steps of evaluations at which the model used its context."""
+    return [int(line["step"]) for line in evaluations if "content_loss" in line and has_left(line)]
 
 
 def likelihoods(folder: Path, first_step: int) -> list[dict[str, float]]:
@@ -92,6 +105,16 @@ def total(folder: Path, name: str, first_step: int, until: float = inf) -> float
     return sum(line.get(name, mean) * max(min(line["step"], until) - step, 0) for line, step in pairs)
 
 
+def phases_before(stage: Stage) -> list[Path]:
+    """Return the folders of the phases before the last one, in order, without those that have no plateau."""
+    folders = []
+    while stage.parent is not None and stage.parent.is_pretraining and not stage.parent.is_start_pretraining:
+        stage = stage.parent
+        if has_plateau(stage.settings):
+            folders.append(stage.folder)
+    return folders[::-1]
+
+
 def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Mapping[str, Any]) -> None:
     """Write what the run in ``folder`` scored and cost, and where its stages lie in the folder of its scale.
 
@@ -115,7 +138,7 @@ def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Map
     result = {
         **values,
         "columns": columns(values["tasks"]),
-        **held_out(measured[0].folder if measured else None),
+        **(held_out(measured[0].folder, phases_before(measured[0])) if measured else held_out(None)),
         "likelihoods": likelihoods(scored[0].folder, scored[0].first_step) if scored else [],
         "flops": sum(flops.values()),
         "start_flops": sum(flops[stage.name] for stage in starts),

@@ -302,7 +302,7 @@ def masked(folder: Path, gaps: str = MASK) -> list[NetworkStage]:
             f"{text} and output.logits={model.output.logits!r} is no masked LM; "
             f"name the run of one, such as bert/base"
         )
-    if model.has_decoder and not model.published and shown <= UNMARKED:
+    if not model.published and shown <= UNMARKED:
         what = f"and objective.inputs={'|'.join(sorted(shown))!r} never read a gap that is marked"
         raise SettingError(f"{text} {what}; name the run of another, such as bart/base")
     stages = [stage for stage in networks_of_run if stage.is_pretraining]

@@ -288,8 +288,9 @@ def make_table(
     pairs: whether a claim may be any pair of rows, or only a row and the baseline.
     published: row -> its scores in ``paper``, without the rows that the paper lacks; or the paper's scores,
     among which those of this table are found by its name.
-    Raise SettingError if a published score or a conclusion names a row that the table lacks, if the scores of
-    a row are not in the paper's columns, and for a table without rows or with values that are not choices.
+    Raise SettingError if a published score or a conclusion names a row that the table lacks, if a conclusion
+    compares a row with itself or is given twice, if the scores of a row are not in the paper's columns, and
+    for a table without rows or with values that are not choices.
     """
     if not rows:
         raise SettingError(f"table {name!r} has no rows; give it one, such as {{'base': {{}}}}")
@@ -324,6 +325,10 @@ def make_table(
             )
         if each.column:
             _check_known_columns(f"table {name!r}: a conclusion", [each.column], paper)
+        if each.better == each.worse:
+            raise SettingError(f"table {name!r}: a conclusion compares {each.better!r} with itself")
+        if conclusions.count(each) > 1:
+            raise SettingError(f"table {name!r}: the conclusion {each.text!r} is given twice")
     return Table(
         name=name,
         title=title,

@@ -66,12 +66,13 @@ def _merge_shapes(shapes: np.ndarray, counts: np.ndarray, cost: Cost) -> tuple[n
         separate = cost(shapes) * counts
         padding = cost(both) * (counts[:, None] + counts[None]) - separate[:, None] - separate[None]
         padding = np.where(np.tri(len(shapes), k=-1) > 0, padding, np.inf)
-        one, other = np.unravel_index(padding.argmin(), padding.shape)
-        if padding[one, other] > COMPILE_COST and len(shapes) <= MAX_SHAPES:
+        removed, kept = np.unravel_index(padding.argmin(), padding.shape)  # removed > kept
+        if padding[removed, kept] > COMPILE_COST and len(shapes) <= MAX_SHAPES:
             break
-        shapes[other], counts[other] = both[one, other], counts[one] + counts[other]
-        shapes, counts = np.delete(shapes, one, axis=0), np.delete(counts, one)
-        merged_index = np.where(merged_index == one, other, merged_index - (merged_index > one))
+        shapes[kept] = both[removed, kept]
+        counts[kept] += counts[removed]
+        shapes, counts = np.delete(shapes, removed, axis=0), np.delete(counts, removed)
+        merged_index = np.where(merged_index == removed, kept, merged_index - (merged_index > removed))
     return shapes, merged_index
 
 

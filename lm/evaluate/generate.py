@@ -48,8 +48,11 @@ def greedy(model: Model, batch: Batch, *, max_length: int) -> Array:
 def decode(model: Model, batch: Batch, decoding: Decoding, *, key: Array | None = None) -> Decoded:
     """Write the likeliest tokens, or sampled ones, one by one.
 
-    ``key`` is needed to sample. Compiles once for equal shapes and ``decoding``.
+    ``key`` is needed to sample. Compiles once for equal shapes and ``decoding``. Raises SettingError for
+    beams, which only ``beam_search`` has.
     """
+    if decoding.beams > 1:
+        raise SettingError(f"beams={decoding.beams} should be 1: call beam_search for several")
     return _decode(model, _prompt(model, batch), key, decoding=decoding)
 
 
@@ -58,8 +61,11 @@ def beam_search(
 ) -> tuple[Array, Array]:
     """Return the answers of a beam search, best first, and their scores.
 
-    The tokens are int32 [B,beams,max_length], padded after EOS, the scores float32 [B,beams].
+    The tokens are int32 [B,beams,max_length], padded after EOS, the scores float32 [B,beams]. Raises
+    SettingError for a temperature: a search does not sample.
     """
+    if decoding.temperature:
+        raise SettingError(f"temperature={decoding.temperature} should be 0: call decode to sample")
     return _beam_search(model, _prompt(model, batch), search=Search(decoding, rules))
 
 

@@ -31,14 +31,15 @@ def word_similarity(first: np.ndarray, second: np.ndarray, spans: tuple[slice, s
 
     ``spans`` are the word's tokens in each text; its state is their mean.
     """
-    return cosine(*(states[:, span].mean(1) for states, span in zip((first, second), spans, strict=True)))
+    first_span, second_span = spans
+    return cosine(first[:, first_span].mean(1), second[:, second_span].mean(1))
 
 
 def mean_similarity(first: np.ndarray, second: np.ndarray, ids: tuple[list[int], list[int]]) -> np.ndarray:
     """Return the mean cosine of all pairs of unequal tokens of two texts, float [L].
 
-    The texts' states are [L,T,D] and [L,S,D]. It is the similarity of a layer's states in general, with which
-    that of a word is compared (Ethayarajh 2019); 0 if all tokens are equal.
+    The texts' states are [L,T,D] and [L,S,D]. This is the similarity of any states of a layer, a baseline for
+    that of a word's (Ethayarajh 2019). It is 0 if all tokens are equal.
     """
     pairs = cosine(first[:, :, None], second[:, None])
     unequal = np.not_equal.outer(*map(np.array, ids))

@@ -15,6 +15,7 @@ of a batch on its devices (``Steps.shard_batch``). Logits are computed only at s
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -252,11 +253,20 @@ def _make_rows(
 
 
 def check_attention_mask(config: ModelConfig) -> None:
-    """Raise SettingError if a decoder has no causal mask: it then reads the tokens that it should predict."""
+    """Raise SettingError for a decoder that reads what it should predict, and for an encoder that does not.
+
+    A decoder without a causal mask reads the tokens whose likelihood it should tell. An encoder with one
+    predicts no token from all others.
+    """
     if config.attention.mask == "none":
         raise SettingError(
             "model.attention.mask='none' reads the tokens whose likelihood it should tell: choose "
             "'causal', or generate"
+        )
+    if config.is_causal_encoder:
+        raise SettingError(
+            "model.attention.encoder_mask='causal' hides the tokens after a mask, from which an encoder "
+            "should predict it: score an encoder without this mask, or a decoder"
         )
 
 
@@ -286,6 +296,9 @@ def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) 
         tokens, lengths = pad_to_shape([row.encoder for row in rows], (bucket.rows, encoder_length))
         is_text = (np.arange(encoder_length)[None] < lengths[:, None]).astype(np.int32)
         encoder = Side(tokens=tokens, segment_ids=is_text)
+        if "query-stream" in config.heads:  # which predicts masks without having read them (XLNet)
+            mask = rows[0].encoder[rows[0].mask_position]
+            encoder = replace(encoder, prediction_order=(tokens == mask).astype(np.int32))
     prompt_lengths = np.zeros(bucket.rows, np.int32)
     prompt_lengths[: len(rows)] = [len(row.prompt) for row in rows]
     if config.has_decoder:

@@ -49,6 +49,12 @@ class TextModel:
     masking: Masking | None = None  # for encoders only
     max_length: int | None = None  # longest row; None: model.positions.max_length [tokens]
 
+    def __post_init__(self):
+        config = self.model.config
+        longest = config.positions.max_length
+        if config.has_max_length and (self.max_length or 0) > longest:
+            raise SettingError(f"max_length={self.max_length} exceeds model.positions.max_length={longest}")
+
     @property
     def max_text_length(self) -> int:
         """Return the maximum number of tokens of a text that is scored, without special tokens.
@@ -208,7 +214,7 @@ def rolling_windows(ids: TokenIds, prefix: TokenIds, length: int) -> Iterator[Re
     """Yield (context, continuation) pairs in which every token is scored once.
 
     A continuation has up to ``length`` tokens. The context of the first is ``prefix``, which may be empty;
-    that of each other one is the token before it. The last pair's is longer, so that its row is full too.
+    that of each other one is the token before it. The last context is longer, so that its row is full too.
     """
     if len(ids):
         yield prefix, ids[:length]

@@ -214,6 +214,23 @@ def test_a_plateau_is_left_at_the_first_evaluation_a_fifth_of_a_nat_below_no_con
     assert total(tmp_path, "content_tokens", 0) == 100 * 7 + 300 * 9
 
 
+def test_a_plateau_that_an_earlier_phase_left_is_left_there_unless_the_model_is_on_that_of_the_last(tmp_path):
+    def phase(name, losses, unigram_loss):
+        (tmp_path / name).mkdir()
+        lines = [
+            {"step": step, "kind": "eval", "content_loss": loss, "reference_loss": unigram_loss}
+            for step, loss in losses.items()
+        ]
+        (tmp_path / name / "metrics.jsonl").write_text(lines_with_checksum(lines))
+        return tmp_path / name
+
+    stuck, left = phase("stuck", {100: 5.9, 200: 5.9}, 6.0), phase("left", {300: 4.9, 400: 4.0}, 5.0)
+    last, last_stuck = phase("last", {500: 2.0}, 3.0), phase("last-stuck", {500: 2.9}, 3.0)
+    assert held_out(last, [stuck, left])["exit_step"] == 400
+    assert held_out(last, [stuck])["exit_step"] == 500
+    assert held_out(last_stuck, [stuck, left])["exit_step"] is None
+
+
 # ---- steps
 
 

@@ -229,6 +229,14 @@ def test_settings_of_decoding_are_refused_by_name(settings):
         replace(T5_RULES, early_stopping="sometimes")
 
 
+def test_beams_and_a_temperature_are_refused_where_they_would_not_count():
+    model, batch = endless("decoder"), prompts("decoder")
+    with pytest.raises(SettingError, match="beams=2.*beam_search"):
+        decode(model, batch, Decoding(STEPS, beams=2))
+    with pytest.raises(SettingError, match=r"temperature=0\.5.*decode"):
+        beam_search(model, batch, Decoding(STEPS, temperature=0.5))
+
+
 @pytest.mark.parametrize(
     ("args", "expected"), [*cases("t5x.decoding.beam_search"), *cases("t5x.decoding.beam_search:markov_toy")]
 )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from scipy.special import log_softmax
-from small_models import ARCHITECTURES, CONFIGS, TINY, make, run
+from small_models import ARCHITECTURES, CONFIGS, TINY, make, run, tiny
 
 from lm import sharding
 from lm.batch import Batch, Side
@@ -208,6 +208,18 @@ def test_what_comes_later_changes_no_probability_of_what_was_before():
     assert other[0] - other[1] == pytest.approx(first, abs=1e-4)
 
 
+def test_a_query_stream_predicts_each_token_without_having_read_it_or_another_mask():
+    model = Transformer(tiny("xlnet-base"), nnx.Rngs(0))
+    context, continuation = [5, BERT.mask, 6], [7, 8]
+    text, due = [*BERT.begin, *context, *continuation, *BERT.end], 0.0
+    for place in (4, 5):
+        order = np.array([[int(k in (2, place)) for k in range(len(text))]])
+        logits = run(model, Batch(encoder=Side(tokens=np.array([text]), prediction_order=order)))
+        due += float(log_softmax(np.asarray(logits)[0, place])[text[place]])
+    found = continuation_log_probs(model, [(context, continuation), ([9], [10] * 8)], put, BERT)
+    assert found[0] == pytest.approx(due, abs=1e-4)
+
+
 def test_an_ensemble_is_asked_as_one():
     model, pairs = make("decoder"), asked(6, 3)
     found = continuation_log_probs(Ensemble([model, model]), pairs, put)
@@ -226,6 +238,9 @@ def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
         continuation_log_probs(unstarted, [([], text)], put)
     with pytest.raises(SettingError, match="masking"):
         continuation_log_probs(make("encoder"), [([5], [6])], put)
+    causal = make("encoder", attention=replace(TINY.attention, encoder_mask="causal"))
+    with pytest.raises(SettingError, match="model.attention.encoder_mask='causal'"):
+        continuation_log_probs(causal, [([5], [6])], put, BERT)
 
 
 def test_a_question_may_have_more_candidates_than_the_model_has_positions():

@@ -93,6 +93,12 @@ def test_a_prompt_of_an_encoder_may_be_as_long_as_its_positions():
         model.generate([("a", {"max_gen_toks": 21})])
 
 
+def test_rows_may_be_shorter_than_the_positions_of_a_model_and_not_longer(decoder):
+    assert replace(decoder, max_length=16).max_text_length == 15
+    with pytest.raises(SettingError, match="max_length=17 exceeds model.positions.max_length=16"):
+        replace(decoder, max_length=17)
+
+
 def test_samples_are_of_the_50_likeliest_tokens_unless_more_are_asked_for():
     assert decoding_from_kwargs({"do_sample": True})[0].top_k == 50
     assert decoding_from_kwargs({"temperature": 0.5, "top_k": 0})[0].top_k == 0

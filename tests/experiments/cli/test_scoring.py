@@ -32,7 +32,14 @@ from experiments.evaluate.likelihood import (
     text_rates,
     trained_length,
 )
-from experiments.evaluate.tasks import RowSelection, mean_embeddings, score_file, score_run
+from experiments.evaluate.tasks import (
+    RowSelection,
+    mean_embeddings,
+    prompted_rows,
+    score_file,
+    score_run,
+    write_metrics,
+)
 from experiments.notebook import load_run
 from experiments.runs import provenance
 from experiments.runs.init_from import overrides_of_start
@@ -46,10 +53,11 @@ from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
+from lm.data.tasks.prompts import find_prompted_task
 from lm.evaluate.evaluator import predict
 from lm.evaluate.generate import greedy
 from lm.evaluate.loglikelihood import Masking, continuation_log_probs
-from lm.metrics import defined_values, undefined_reasons
+from lm.metrics import Undefined, defined_values, undefined_reasons
 from lm.objectives.denoising import OBJECTIVES
 from lm.tokenizers.sentencepiece import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
 from lm.tokenizers.tokenizer import EOS, MASK, Tokenizer
@@ -377,6 +385,15 @@ def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tm
     assert first["log_prob"] == pytest.approx(due[0], abs=1e-4)
 
 
+def test_a_length_without_room_and_a_folder_for_results_are_refused_by_name(runs, tmp_path):
+    folder, *_ = run_of(runs, "likelihood-encoder", HEADS)
+    (tmp_path / "lines.txt").write_text("a text\n")
+    with pytest.raises(SettingError, match="--length should be at least 3"):
+        score_texts(folder, str(tmp_path / "lines.txt"), None, Scoring(length=2))
+    with pytest.raises(SettingError, match=f"--out {tmp_path} is a folder"):
+        score_texts(folder, str(tmp_path / "lines.txt"), tmp_path, Scoring())
+
+
 def test_texts_are_scored_in_rows_as_long_as_in_training_unless_that_was_elsewhere(tmp_path):
     def length(given):
         save_settings(tmp_path, build("gpt/base", "nano", given), tmp_path / "cache")
@@ -558,6 +575,32 @@ def test_prompts_that_leave_no_room_or_no_examples_are_refused(runs):
         score_run(folder, ["bolq@0"], "", RowSelection())
 
 
+@pytest.mark.parametrize("prompt_length", [0, 90])
+def test_a_prompt_leaves_room_for_the_answer_that_is_scored_after_it(prompt_length, runs):
+    positions = {"model.positions.kind": "learned", "model.positions.max_length": 100}
+    given = TEXTS | {"model.architecture": "decoder"} | positions
+    folder, *_ = run_of(runs, f"prompts-long-{prompt_length}", given)
+    trained = open_run(folder, stages_of(folder))
+    task, words = find_prompted_task("xquad_enro@0"), "word " * 40
+    rows = [{"en": words, "ro": "un"}, {"en": words, "ro": "un cuv\u00e2nt " * 6}]
+    for row in prompted_rows(trained, task, rows, runs / "cache", prompt_length):
+        prompt, answer = trained.continued(row["prompt"], row["ro"])
+        tokens_read = 1 + len(prompt) + len(answer) - 1  # with the start token, without the last
+        assert 100 - 64 - len("word ") <= tokens_read <= 100
+        assert np.isfinite(continuation_log_probs(trained.model, [(prompt, answer)], trained.put)).all()
+    endless = {"en": "A.", "ro": "un cuv\u00e2nt " * 20}
+    with pytest.raises(SettingError, match="xquad_enro@0: the question alone exceeds"):
+        prompted_rows(trained, task, [endless], runs / "cache", prompt_length)
+
+
+def test_metrics_are_json_with_null_for_infinities_and_nan(tmp_path):
+    metrics = {"score": math.nan, "bits_per_byte": math.inf, "f1": Undefined("no target"), "accuracy": 50.0}
+    write_metrics(tmp_path / "scores.json", 2, metrics)
+    written = json.loads((tmp_path / "scores.json").read_text())
+    assert written["metrics"] == dict.fromkeys(metrics) | {"accuracy": 50.0}
+    assert (written["rows"], written["undefined"]) == (2, {"f1": "no target"})
+
+
 DENOISING = TEXTS | {"objective.inputs": "span-masks", "objective.noise": "poisson-spans"}
 DENOISING |= {"objective.targets": "everything"}
 
@@ -687,6 +730,17 @@ def test_a_gap_that_no_model_can_fill_is_refused_with_what_to_use(given, text, f
     )
     with pytest.raises(SettingError, match=message):
         generate(folder, (text,), filling=Filling(**filling))
+
+
+def test_an_encoder_that_predicts_the_next_token_neither_fills_nor_scores_a_gap(runs, tmp_path):
+    given = {"model.architecture": "encoder", "model.attention.encoder_mask": "causal"}
+    given |= {"objective": OBJECTIVES["causal-lm"], "tuning.mixtures": ()}
+    folder, *_ = run_of(runs, "causal-encoder", given)
+    with pytest.raises(SettingError, match="objective.inputs='drop' never read a gap"):
+        generate(folder, ("a [MASK]",))
+    (tmp_path / "lines.txt").write_text("a text\n")
+    with pytest.raises(SettingError, match="model.attention.encoder_mask='causal'"):
+        score_texts(folder, str(tmp_path / "lines.txt"), None, Scoring())
 
 
 DIFFUSION = TEXTS | {

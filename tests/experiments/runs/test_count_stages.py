@@ -248,6 +248,19 @@ def test_lm_likelihood_of_a_bigram_run_is_the_sum_of_its_probabilities_and_the_c
     assert continued["tokens"] == len(text)
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [(["--length", "8", "--draws", "4"], "leave --draws, --length out"), (["--mixture", "squad"], "counts")],
+)
+def test_options_of_likelihood_that_counts_do_not_read_are_refused_by_name(
+    options, named, finished, tmp_path, capsys
+):
+    path, _ = finished[BIGRAM]
+    (tmp_path / "texts.txt").write_text("the file\n")
+    assert cli.dispatch(["eval", "likelihood", str(path), str(tmp_path / "texts.txt"), *options]) == 2
+    assert named in unboxed(capsys.readouterr().err)
+
+
 def test_verify_tells_damaged_counts_from_good_ones(runs, capsys):
     path, _ = finish(runs, BIGRAM, "damaged")
     assert find_damage([path]) == 0 and "good" in capsys.readouterr().out

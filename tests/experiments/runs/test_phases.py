@@ -15,6 +15,7 @@ from experiments.runs.checks import check_agreement, check_phases
 from experiments.runs.phases import phase_settings, tokens_of_text
 from experiments.runs.result import read_result
 from experiments.runs.run import Run
+from experiments.runs.scores import phases_before
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment, PretrainingPhase
 from experiments.study.overrides import check_overrides_are_read
@@ -253,6 +254,14 @@ def test_a_phase_is_the_last_one_of_a_pretraining_that_ends_there(cache, has_sta
     assert [stage.step_spec().optimizer.decay_end for stage in every[2:4]] == [4, 4]
 
 
+def test_the_plateau_may_be_left_in_any_phase_that_hides_tokens_and_in_no_start(cache):
+    copies = PretrainingPhase(0.25, OBJECTIVES["copy"])
+    experiment = decoder(copies, *[PretrainingPhase(0.25, CLM)] * 2, start__steps=3, start__objective=CLM)
+    start, *phases = [stage for stage in stages(experiment) if stage.is_pretraining]
+    assert start.is_start_pretraining and len(phases) == 4
+    assert phases_before(phases[-1]) == [stage.folder for stage in phases[1:3]]
+
+
 def test_masks_of_earlier_phases_are_seen_from_the_model_of_the_last_one(cache):
     experiment = encoder(PretrainingPhase(0.5, MLM), objective=CLM, pretraining__mask="causal")
     first, main, *_ = stages(experiment)
@@ -336,6 +345,11 @@ def test_shares_that_leave_a_phase_without_steps_are_refused(phases, message):
             r"phases\[0\].mask='bidirectional' shows an encoder",
         ),
         (encoder, {"objective": CLM}, "pretraining.mask='bidirectional' shows an encoder"),
+        (
+            encoder,
+            {"phases": (PretrainingPhase(0.5, OBJECTIVES["replace-spans"]),)},
+            r"^pretraining.phases\[0\]: objective.targets='sentinels' does not suit model.architecture",
+        ),
         (encoder, {"phases": (PretrainingPhase(0.5, CLM, "prefix"),)}, "an encoder may be 'causal'"),
         (
             decoder,

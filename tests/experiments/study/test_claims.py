@@ -100,6 +100,8 @@ def test_conclusions_about_each_half_of_the_tasks_are_two_claims_on_one_pair(pap
     [
         ({"conclusions": [replace(SAID[0], tasks="readng")]}, "tasks='readng' should be 'reading'"),
         ({"conclusions": [replace(SAID[0], relation="worse")]}, "relation='worse' should be 'better'"),
+        ({"conclusions": [replace(SAID[0], worse="best")]}, "a conclusion compares 'best' with itself"),
+        ({"conclusions": SAID[:1] * 2}, "the conclusion 'perplexity counts' is given twice"),
         ({"pairs": "with_baseline"}, "pairs='with_baseline' should be one of"),
     ],
 )
