@@ -449,7 +449,8 @@ def test_the_guide_has_what_each_step_from_bert_to_electra_reaches_and_scores_an
         cells = [f"`{name.rpartition('/')[2]}`", losses, exit_text(seeds), *z, *scores]
         assert f"| {' | '.join(cells)} | {row['published']['GLUE']:.1f} |" in section
     for claim in table["claims"]:
-        cells = [f"{claim['conclusion']} (`{claim['better']}` over `{claim['worse']}`)"]
+        better, worse = (claim[side].rpartition("/")[2] for side in ("better", "worse"))
+        cells = [f"{claim['conclusion']} (`{better}` over `{worse}`)"]
         for half in ("reading", "language"):
             judged = claim["verdicts"][half]["updates"]
             cells.append(
