@@ -21,7 +21,7 @@ from experiments.study.registry import TABLES
 from experiments.study.table import Row, Table
 from lm.config.base import SettingError
 
-RUNG = re.compile(r"(?P<kind>.+)-x(?P<size>[0-9.]+)")  # the last part of a row's name
+RUNG = re.compile(r"(?P<kind>.+)-x(?P<size>\d*\.?\d+)")  # the last part of a row's name
 
 RUNGS_TITLE = "Bits per byte of held-out documents by compute"
 LAWS_TITLE = "Laws of all sizes: bits per byte = floor + factor * FLOP^-exponent"
