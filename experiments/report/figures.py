@@ -1,6 +1,7 @@
 """Figures of reports, as panels of means over seeds with their standard deviations."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -43,7 +44,7 @@ def table_figures(comparison: Comparison, curves: Mapping[str, Curves]) -> dict[
 
     ``curves``: training curves by the keys of the comparison's rows.
     """
-    table, rows = comparison.table, comparison.trained_rows
+    table, rows = comparison.table, _with_distinct_labels(comparison.trained_rows)
     name = file_name(table.name)
     title = f"{table.title} ({table.name})" if table.title else table.name
     likelihoods = {
@@ -64,6 +65,12 @@ def table_figures(comparison: Comparison, curves: Mapping[str, Curves]) -> dict[
         f"{name}-curves": training_figure(training, f"{title}: training") if training else None,
     }
     return {file: grid for file, grid in figures.items() if grid is not None}
+
+
+def _with_distinct_labels(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with their keys behind those labels that several of them have."""
+    counts = Counter(row.label for row in rows)
+    return [row if counts[row.label] == 1 else replace(row, label=f"{row.label} ({row.key})") for row in rows]
 
 
 def save_figures(figures: Mapping[str, PlotGrid], folder: Path, kind: str = "png") -> None:
@@ -208,17 +215,16 @@ def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row],
         return []
     panels: list[tuple[str, Callable[[Row], float | None]]] = []
     table = comparison.table
-    complete = published_rows(replace(table, rows=(*table.rows, baseline)))
-    if has_noise(table) and baseline in complete:
+    complete = {row.name for row in published_rows(replace(table, rows=(*table.rows, baseline)))}
+    if has_noise(table) and baseline.name in complete:
+
+        def difference(row: Row) -> float | None:
+            if row.name not in complete:
+                return None
+            return published_standardized_difference(row, baseline, table)
+
         title = f"mean z-score of {len(table.columns)} columns\n({paper.citation})"
-        panels.append(
-            (
-                title,
-                lambda row: (
-                    published_standardized_difference(row, baseline, table) if row in complete else None
-                ),
-            )
-        )
+        panels.append((title, difference))
     for column in dict.fromkeys(metric.paper_column for metric in comparison.metrics):
         if column is not None:
             title = f"{column}\n({paper.citation})"

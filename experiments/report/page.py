@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from string import Template
+from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
 
@@ -42,7 +43,7 @@ def html_page(
     parts = [_html(header), f"<nav>{links}</nav>"]
 
     def inline_picture(source: re.Match) -> str:
-        return f'src="{PNG}{b64encode(read_file(source[1])).decode()}"'
+        return f'src="{PNG}{b64encode(read_file(unquote(source[1]))).decode()}"'
 
     for section in sections:
         html = re.sub(r'src="([^":]+\.png)"', inline_picture, _html(section.markdown))

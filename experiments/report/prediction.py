@@ -49,14 +49,20 @@ def read_combined_scores(path: Path) -> dict[str, dict[Group, dict[str, dict[int
     As in ``combined_scores``, rows on the unigram plateau are left out.
     """
     scores: dict[str, dict[Group, dict[str, dict[int, float]]]] = {}
-    for name, table in read_tables(path).items():
-        by_group = scores.setdefault(name, {})
-        for row, values in table["rows"].items():
-            if not has_left_plateau(values):
-                continue
-            for group, seeds in values["combined"].items():
-                by_seed = {int(seed): score for seed, score in seeds.items()}
-                by_group.setdefault(group, {})[row] = by_seed
+    tables = read_tables(path)
+    try:
+        for name, table in tables.items():
+            by_group = scores.setdefault(name, {})
+            for row, values in table["rows"].items():
+                if not has_left_plateau(values):
+                    continue
+                for group, seeds in values["combined"].items():
+                    by_seed = {int(seed): score for seed, score in seeds.items()}
+                    by_group.setdefault(group, {})[row] = by_seed
+    except (AttributeError, KeyError) as error:
+        raise SettingError(
+            f"{path} should be the results.json of a report by this version; make it anew: {error!r}"
+        ) from error
     return scores
 
 

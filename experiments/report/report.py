@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from experiments.console import (
     CONSOLE,
@@ -174,6 +175,9 @@ def write_report(
     predict. refresh: how often the page for a browser reloads itself [s]; 0: never.
     command: what the user called, which is recorded in results.json.
     """
+    if against and not against.endswith(".json") and against not in SCALES:
+        like = did_you_mean(against, SCALES)
+        raise SettingError(f"--against {against} should be a scale or the results.json of a report{like}")
     warnings: dict[str, None] = {}  # each line once, as in ``collect_runs``
     comparisons = compare_tables(tables, scale, runs, overrides, warnings.setdefault)
     reported = shown_comparisons(comparisons)
@@ -245,11 +249,6 @@ def predict_other(
     """Return how far the order of rows predicts that at the scale, or in the results.json, ``against``."""
     if against.endswith(".json"):
         return predictions(comparisons, read_combined_scores(Path(against)))
-    if against not in SCALES:
-        raise SettingError(
-            f"--against {against} should be a scale or the results.json of a report"
-            f"{did_you_mean(against, SCALES)}"
-        )
     tables = [comparison.table for comparison in comparisons]
     others = compare_tables(tables, against, runs, overrides, warn)
     return predictions(comparisons, {each.table.name: combined_scores(each) for each in others})
@@ -304,7 +303,9 @@ def _section(table_report: TableReport) -> Section:
     for heading, sheet in table_report.sheets.items():
         parts += [f"{heading or 'Scores'}:", markdown(text.with_keys(sheet, named))]
     parts += table_report.notes
-    parts += [f"![{escape_markdown(grid.title)}]({file}.png)" for file, grid in table_report.figures.items()]
+    for file, grid in table_report.figures.items():
+        picture_title = escape_markdown(grid.title).replace("]", r"\]")
+        parts.append(f"![{picture_title}]({quote(file)}.png)")
     baseline = comparison.experiments[comparison.baseline.name]
     details = [
         row_details(row, comparison.runs_of(row), comparison.experiments[row.name], baseline)

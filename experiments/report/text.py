@@ -1148,7 +1148,7 @@ def text_notes(comparison: Comparison) -> list[str]:
     runs = [run for row in comparison.trained_rows for run in comparison.runs_of(row)]
     digests: set[str] = set()
     for folder in {folder for run in runs for folder in run.stage_folders().values()}:
-        with suppress(SettingError):  # reported with the mismatches
+        with suppress(SettingError, OSError):  # reported with the mismatches
             digests.add(provenance.read(folder)["data"].get("documentation", ""))
     notes = [
         f"Text of {'; '.join(labels)}: {corpus}." for corpus, labels in _other_corpora(comparison).items()
