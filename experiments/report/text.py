@@ -40,7 +40,7 @@ from experiments.report.metrics import (
 )
 from experiments.report.order import ScalePrediction
 from experiments.report.power import measure_noise
-from experiments.report.statistics import ALPHA, NUM_RESAMPLES, POWER, PairedTest
+from experiments.report.statistics import ALPHA, NUM_RESAMPLES, POWER, RELATIVE_TOLERANCE, PairedTest
 from experiments.runs import provenance
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
@@ -451,16 +451,21 @@ def _published_cells(comparison: Comparison, name: str) -> list[Cell]:
             text += f"{NBSP}±{NBSP}{row.intervals[name]:.{digits}f}"
         text += DOUBTS.get(row.doubts.get(name, ""), "")
         text += ARROWS[better * _published_sign(score, baseline, column.std)]
-        is_best = better * score >= best - 2 * (column.std or 0.0)
+        is_best = not _exceeds_noise(best - better * score, column.std or 0.0)
         cells.append(Cell(text, bold=is_best, value=score))
     return cells
 
 
 def _published_sign(score: float, baseline: float | None, std: float | None) -> int:
     """Return 1, -1 if a score is above, below the baseline's by more than two standard deviations, else 0."""
-    if baseline is None or std is None or abs(score - baseline) <= 2 * std:
+    if baseline is None or std is None or not _exceeds_noise(abs(score - baseline), std):
         return 0
     return 1 if score > baseline else -1
+
+
+def _exceeds_noise(difference: float, std: float) -> bool:
+    """Return whether a difference is more than two standard deviations, by more than rounding."""
+    return difference > 2 * std * (1 + RELATIVE_TOLERANCE)
 
 
 def _document_cells(comparison: Comparison) -> Sheet:

@@ -1369,6 +1369,20 @@ def test_rows_of_one_label_each_have_a_curve_and_a_published_score(restored_regi
     assert [[*panel.curves[""].x] for panel in scores] == [[0, 1, 2]] * 2
 
 
+@pytest.mark.parametrize(("score", "sign"), [(2.192, ""), (2.193, "▼")])
+def test_a_published_score_has_a_sign_if_it_is_more_than_two_deviations_from_the_baselines(
+    restored_registry, tmp_path, score, sign
+):
+    """2.192 - 2.182 is two deviations, and above 0.01 only by rounding."""
+    given = of_a_paper(std=0.005, held_out=True)
+    scores = {"base": 2.182, "worse": score}
+    published = {key: Published(key, {"PPL": score}) for key, score in scores.items()}
+    comparison = without_tasks(tmp_path, **given | {"published": published}).tables["own"].comparison
+    cells = scores_sheet(comparison)["paper's PPL"]
+    assert [cell.text.split() for cell in cells[:3]] == [["2.182"], ["–"], f"{score} {sign}".split()]
+    assert [cell.bold for cell in cells[:3]] == [True, False, not sign]
+
+
 def test_a_table_of_any_name_and_title_has_its_pictures_in_the_page(restored_registry, tmp_path):
     add_table(make_table("own:50%", "Scores [of 100]", {"base": {}, "50": {"objective.rate": 0.5}}))
     for name in ("own:50%/base", "own:50%/50"):
