@@ -8,7 +8,7 @@ interval excludes zero.
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from math import inf, sqrt
 
 import numpy as np
@@ -126,7 +126,7 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
             "common whose differences vary, from which the noise follows: train some with --seeds 2, or "
             "longer if lm report says 'not yet learning'"
         )
-    measured = dict.fromkeys(row for pair in num_seeds for row in pair)
+    measured = dict.fromkeys(chain.from_iterable(num_seeds))
     of_table = {*map(comparison.canonical_name, comparison.table.rows)}
     return Noise(
         seed_variance=float(np.average(variances, weights=[count - 1 for count in num_seeds.values()])),

@@ -32,15 +32,13 @@ def predictions(
 
 def combined_scores(comparison: Comparison) -> dict[Group, dict[str, dict[int, float]]]:
     """Return group of metrics -> row -> seed -> combined score, of rows that have left the plateau."""
-    names = {row.name: comparison.canonical_name(row) for row in comparison.trained_rows}
-    return {
-        group: {
-            row: comparison.combined_scores(name, group)
-            for row, name in names.items()
-            if comparison.has_left_plateau(name)
-        }
-        for group in comparison.groups
-    }
+    scores: dict[Group, dict[str, dict[int, float]]] = {group: {} for group in comparison.groups}
+    for row in comparison.trained_rows:
+        name = comparison.canonical_name(row)
+        if comparison.has_left_plateau(name):
+            for group, by_row in scores.items():
+                by_row[row.name] = comparison.combined_scores(name, group)
+    return scores
 
 
 def read_combined_scores(path: Path) -> dict[str, dict[Group, dict[str, dict[int, float]]]]:

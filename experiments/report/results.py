@@ -31,7 +31,9 @@ MAX_SHOWN_VALUE = 60  # a longer difference in provenance is shown without its v
 
 def run_roots(runs: Folders) -> list[Path]:
     """Return the folders of runs as paths, which may be in a bucket; SettingError if one cannot be read."""
-    paths = [_path(root) for root in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
+    if isinstance(runs, str | os.PathLike):
+        runs = [runs]
+    paths = [_path(root) for root in runs]
     for path in paths:
         try:
             path.exists()
@@ -158,7 +160,7 @@ def _example_of_largest(groups: Sequence[Mapping[Path, Ingredient]]) -> Ingredie
     A run whose stages were trained by different code is in several groups.
     """
     largest = max(groups, key=len)
-    elsewhere = {folder for group in groups if group is not largest for folder in group}
+    elsewhere = set[Path]().union(*(group for group in groups if group is not largest))
     of_one = (each for folder, each in largest.items() if folder not in elsewhere)
     return next(of_one, next(iter(largest.values())))
 

@@ -96,6 +96,11 @@ class Ladder:
         self.rungs = sorted(rungs, key=lambda rung: rung.flops)
 
     @property
+    def sizes(self) -> tuple[str, ...]:
+        """Return the names of the rungs, in rising order of compute."""
+        return tuple(rung.name for rung in self.rungs)
+
+    @property
     def degrees_of_freedom(self) -> int:
         """Return the degrees of freedom of the variance between seeds; 0 with one seed per rung."""
         return sum(len(rung.losses) - 1 for rung in self.rungs)
