@@ -49,7 +49,7 @@ class Noise:
     example_variance: float
     pairs: tuple[RowPair, ...]  # of rows that are tested together
     measured_rows: int  # number of rows with runs, on which the variance between seeds was measured
-    measured_beside: tuple[str, ...]  # those of them that are not in the table: its baseline, the start alone
+    measured_beside: tuple[str, ...]  # of these, the baseline and the control, if they are not in the table
     measured_dof: int  # degrees of freedom of that measurement
 
     def simulated(self, count: int) -> SimulatedTests:

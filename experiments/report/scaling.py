@@ -59,7 +59,7 @@ def fit_power_laws(flops: np.ndarray, losses: np.ndarray, weights: np.ndarray) -
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % interval, which holds it."""
+    """An estimate with its 95 % interval, which is widened to include it."""
 
     value: float
     low: float

@@ -184,8 +184,8 @@ def compare_pairs(
     look more alike than they are. The variance due to examples is added. A pair whose seeds agree exactly, as
     those of n-gram models do, is tested only if at least MIN_VARIANCES other pairs vary.
 
-    Pairs that share a row are not independent. So all varying pairs together have ``degrees_of_freedom``, and
-    the moderated variance of a pair has no more than these or, if it has more seeds, than its own.
+    Pairs that share a row are not independent: all varying pairs together have ``degrees_of_freedom``. A
+    moderated variance has at most these or, if they are more, the degrees of freedom of the pair's own seeds.
 
     margin: differences below it count as equivalent, in the unit of the differences.
     """
