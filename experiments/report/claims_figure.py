@@ -108,7 +108,8 @@ class ClaimsFigure(FigureSpec):
         ]
         for x, side, head in heads:
             axes.text(x, -0.55, head, ha=side, va="bottom", fontsize=FONT_SIZE)
-        drawn = [word for word in VERDICTS if any(each.counts[word] for each in claims)]
+        totals = sum((Counter(each.counts) for each in claims), Counter())
+        drawn = [word for word in VERDICTS if totals[word]]
         handles = [Patch(facecolor=COLORS[word], edgecolor="black", label=word) for word in drawn]
         figure.legend(
             handles=handles,

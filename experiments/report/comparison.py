@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import hypot, inf, sqrt
 from statistics import mean
 from typing import Literal, NamedTuple, get_args
@@ -241,6 +242,11 @@ class Comparison:
         """Return the rows of the table with a finished seed."""
         return [row for row in self.table.rows if self.runs_of(row)]
 
+    @property
+    def finished_runs(self) -> list[Result]:
+        """Return the finished seeds of all rows of the table; those that rows share are repeated."""
+        return [*chain.from_iterable(map(self.runs_of, self.table.rows))]
+
     def scores(self, run: Result) -> TaskScores:
         """Return the scores of a run on tasks and on held-out text."""
         if id(run) not in self._scores:
@@ -279,7 +285,7 @@ class Comparison:
         One is the score of a task or, where a column of the paper is the mean of several tasks, of all of
         them; held-out text has metrics of its own.
         """
-        return find_metrics((run for row in self.table.rows for run in self.runs_of(row)), self.table)
+        return find_metrics(self.finished_runs, self.table)
 
     @property
     def has_tasks(self) -> bool:
@@ -289,14 +295,13 @@ class Comparison:
     def values_by_seed(self, metric: Metric) -> dict[str, dict[int, float]]:
         """Return row -> seed -> value of one metric, with the baseline's among the rows."""
         if metric.name not in self._values_by_seed:
-            self._values_by_seed[metric.name] = {
-                name: {
-                    run.seed: value
-                    for run in self.runs[name]
-                    if (value := metric.value(self.scores(run))) is not None
-                }
-                for name in self.canonical_names
-            }
+            values = self._values_by_seed[metric.name] = {}
+            for name in self.canonical_names:
+                values[name] = {}
+                for run in self.runs[name]:
+                    value = metric.value(self.scores(run))
+                    if value is not None:
+                        values[name][run.seed] = value
         return self._values_by_seed[metric.name]
 
     def std(self, metric: Metric) -> float:
@@ -338,8 +343,8 @@ class Comparison:
 
         A metric is left out if all of its tasks are in ``not_averaged``.
         """
-        averaged = (m for m in self.metrics if any(task not in self.not_averaged for task in m.tasks))
-        return metric_groups(averaged)
+        left_out = self.not_averaged.keys()
+        return metric_groups(metric for metric in self.metrics if not set(metric.tasks) <= left_out)
 
     @property
     def main_group(self) -> Group | None:
@@ -349,7 +354,7 @@ class Comparison:
     @cached_property
     def judging_metrics(self) -> list[Metric]:
         """Return the metrics of all groups."""
-        names = {name for weights in self.groups.values() for name in weights}
+        names = set[str]().union(*self.groups.values())
         return [metric for metric in self.metrics if metric.name in names]
 
     def standard_errors_above_chance(self, metric: Metric, name: str) -> float | None:
@@ -369,11 +374,13 @@ class Comparison:
 
     def rows_above_chance(self, metric: Metric) -> tuple[int, int] | None:
         """Return how many rows are above chance, and of how many; None if chance is unknown."""
-        names = dict.fromkeys(self.canonical_name(row) for row in self.trained_rows)
-        known = [x for name in names if (x := self.standard_errors_above_chance(metric, name)) is not None]
-        if not known:
-            return None
-        return sum(x >= MIN_ABOVE_CHANCE for x in known), len(known)
+        num_above = num_known = 0
+        for name in dict.fromkeys(map(self.canonical_name, self.trained_rows)):
+            errors = self.standard_errors_above_chance(metric, name)
+            if errors is not None:
+                num_known += 1
+                num_above += errors >= MIN_ABOVE_CHANCE
+        return (num_above, num_known) if num_known else None
 
     def is_comparable(self, metric: Metric, a: str, b: str) -> bool:
         """Return whether a metric measures two rows on the same evaluation tokens.
@@ -672,17 +679,13 @@ class Comparison:
 
     def verdicts(self) -> Verdicts:
         """Return group -> budget -> the verdict on each claim whose two rows both have finished runs."""
-        claims = [
-            claim
-            for claim in claims_to_test(self.table)
-            if all(self.runs.get(self.canonical_name(row)) for row in (claim.better, claim.worse))
-        ]
+        claims = [claim for claim in claims_to_test(self.table) if all(map(self.runs.get, self._pair(claim)))]
         # Without any score there are no groups; the claims are still listed, without a test.
-        groups = [*self.groups] or ["held-out text"]
-        return {
-            group: {budget: self._judge(claims, budget, group) for budget in JUDGED_BUDGETS}
-            for group in groups
-        }
+        groups: Sequence[Group] = [*self.groups] or ["held-out text"]
+        verdicts: dict[Group, dict[Budget, list[tuple[Claim, Verdict]]]] = {}
+        for group in groups:
+            verdicts[group] = {budget: self._judge(claims, budget, group) for budget in JUDGED_BUDGETS}
+        return verdicts
 
     def _judge(self, claims: Sequence[Claim], budget: Budget, group: Group) -> list[tuple[Claim, Verdict]]:
         """Return each claim with its verdict at one budget, judged by one group.
@@ -690,7 +693,7 @@ class Comparison:
         Pairs that can be compared are tested together, since Holm's method depends on their number. The
         others have a verdict without a test.
         """
-        pairs = [(self.canonical_name(claim.better), self.canonical_name(claim.worse)) for claim in claims]
+        pairs = [self._pair(claim) for claim in claims]
         untested: dict[RowPair, Verdict] = {}
         differences: dict[RowPair, PairedDifference] = {}
         for claim, pair in zip(claims, pairs, strict=True):
@@ -719,6 +722,10 @@ class Comparison:
                 found.append((claim, untested[pair]))
         return found
 
+    def _pair(self, claim: Claim) -> RowPair:
+        """Return the canonical names of a claim's better row and its worse row."""
+        return self.canonical_name(claim.better), self.canonical_name(claim.worse)
+
     def outlying_seeds(self) -> list[RunKey]:
         """Return (row, seed) of each run whose combined score in any group is far from its row's median."""
         found: dict[RunKey, None] = {}
@@ -736,11 +743,7 @@ def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, MetricNoise]:
     left it. The mean variance over resamples of the examples is added: it keeps a metric whose few seeds
     happen to agree from getting all the weight.
     """
-    is_any_learning = any(
-        each.runs[name] and each.has_left_plateau(name)
-        for each in comparisons
-        for name in each.canonical_names
-    )
+    is_any_learning = any(map(_has_learning_row, comparisons))
     values: dict[str, dict[Experiment, list[float]]] = {}
     example_variances: dict[str, dict[Experiment, list[float]]] = {}
     for comparison in comparisons:
@@ -759,9 +762,15 @@ def typical_noise(comparisons: Sequence[Comparison]) -> dict[str, MetricNoise]:
                     variances[experiment] = [float(np.var(x)) for x in deltas.get(name, {}).values()]
     noise = {}
     for metric_name, rows in values.items():
-        known = [x for variances in example_variances[metric_name].values() for x in variances]
+        known = [*chain.from_iterable(example_variances[metric_name].values())]
         noise[metric_name] = MetricNoise(typical_std(rows.values()), sqrt(mean(known or [0.0])))
     return noise
+
+
+def _has_learning_row(comparison: Comparison) -> bool:
+    """Return whether any row, or the baseline, has finished and has left the unigram plateau."""
+    names = comparison.canonical_names
+    return any(comparison.runs[name] and comparison.has_left_plateau(name) for name in names)
 
 
 def share_noise(comparisons: Sequence[Comparison]) -> None:
@@ -820,12 +829,14 @@ def example_bootstrap_deltas(comparison: Comparison, metric: Metric) -> dict[str
             elif metric.value(comparison.scores(run)) is not None:
                 missing.append((name, run.seed))
     deltas = bootstrap_deltas(sums)
-    for name, seed in (run for run in sums if run not in deltas):
-        comparison.warn(f"{name} seed {seed}: its examples of {metric.name} are not those of most runs")
-    for name, seed in missing if sums else ():
-        comparison.warn(
-            f"{name} seed {seed}: the values of its examples of {metric.name} are missing; not resampled"
-        )
+    for name, seed in sums:
+        if (name, seed) not in deltas:
+            comparison.warn(f"{name} seed {seed}: its examples of {metric.name} are not those of most runs")
+    if sums:  # else no run of the table keeps the values of examples
+        for name, seed in missing:
+            comparison.warn(
+                f"{name} seed {seed}: the values of its examples of {metric.name} are missing; not resampled"
+            )
     rows: dict[str, dict[int, np.ndarray]] = {}
     for (name, seed), run_deltas in deltas.items():
         rows.setdefault(name, {})[seed] = run_deltas

@@ -14,7 +14,7 @@ from experiments.report.comparison import (
     Verdicts,
     to_baseline_verdict,
 )
-from experiments.report.metrics import Group
+from experiments.report.metrics import Group, Metric
 from experiments.report.order import PaperOrder, ScalePrediction
 from experiments.report.statistics import PairedTest, seed_intervals
 from experiments.report.text import COUNTED, count_verdicts
@@ -103,42 +103,45 @@ def report_data(
 
 def predictions_data(predictions: Mapping[str, Mapping[Group, ScalePrediction]]) -> dict[str, Any]:
     """Return table -> group -> how far the order of its rows predicts that at another scale."""
+    data: dict[str, Any] = {}
+    for table, by_group in predictions.items():
+        data[table] = {group: _prediction_data(prediction) for group, prediction in by_group.items()}
+    return data
+
+
+def _prediction_data(prediction: ScalePrediction) -> dict[str, Any]:
     return {
-        table: {
-            group: {
-                "decision accuracy": each.accuracy,
-                "interval": each.accuracy_interval,
-                "tau": _finite(each.tau),
-                "tau's interval": each.tau_interval,
-                "p": each.p,
-                "rows": list(each.rows),
-            }
-            for group, each in by_group.items()
-        }
-        for table, by_group in predictions.items()
+        "decision accuracy": prediction.accuracy,
+        "interval": prediction.accuracy_interval,
+        "tau": _finite(prediction.tau),
+        "tau's interval": prediction.tau_interval,
+        "p": prediction.p,
+        "rows": list(prediction.rows),
     }
 
 
 def _all_claims(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return group -> budget -> the mean share of confirmed claims over tables, and raw counts."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for table in tables.values():
         for group, by_budget in table["claim counts"].items():
             for budget, counts in by_budget.items():
                 if counts["claims"]:
                     of_group = found.setdefault(group, {})
                     of_group.setdefault(budget, []).append(counts)
-    return {
-        group: {
-            budget: {
-                "tables": len(counts),
-                "mean share confirmed": sum(each["share confirmed"] for each in counts) / len(counts),
-                **{word: sum(each[word] for each in counts) for word in ("claims", *COUNTED)},
-            }
-            for budget, counts in by_budget.items()
-        }
-        for group, by_budget in found.items()
-    }
+    data: dict[str, Any] = {}
+    for group, of_group in found.items():
+        data[group] = {budget: _total_counts(of_tables) for budget, of_tables in of_group.items()}
+    return data
+
+
+def _total_counts(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean share of confirmed claims over tables, and the sums of their counts."""
+    shares = [each["share confirmed"] for each in counts]
+    total: dict[str, Any] = {"tables": len(counts), "mean share confirmed": sum(shares) / len(shares)}
+    for word in ("claims", *COUNTED):
+        total[word] = sum(each[word] for each in counts)
+    return total
 
 
 def _paper_data(table: Table) -> dict[str, Any] | None:
@@ -153,12 +156,15 @@ def _paper_data(table: Table) -> dict[str, Any] | None:
 
 def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
     """Return a table of ``results.json``: the order of its rows, its metrics, rows with seeds, and claims."""
+    counts, over_start = {}, {}
+    for group, by_budget in verdicts.items():
+        counts[group] = {budget: _counts_data(judged) for budget, judged in by_budget.items()}
+    for group in comparison.groups:
+        tests = comparison.gains_over_start(group)
+        over_start[group] = {row: _test_data(test) for row, test in tests.items()}
     return {
         "order": {group: _order_data(order) for group, order in comparison.paper_orders.items()},
-        "claim counts": {
-            group: {budget: _counts_data(judged) for budget, judged in by_budget.items()}
-            for group, by_budget in verdicts.items()
-        },
+        "claim counts": counts,
         "baseline run": _experiment_data(comparison, comparison.canonical_baseline),
         "paper": _paper_data(comparison.table),
         # only where it is another one: in files without the key, any pair of rows may be a claim
@@ -167,29 +173,27 @@ def table_data(comparison: Comparison, verdicts: Verdicts) -> dict[str, Any]:
         "over the start alone": {
             "row": comparison.control,
             "seeds": _run_folders(comparison, comparison.control),
-            "rows": {
-                group: {row: _test_data(test) for row, test in comparison.gains_over_start(group).items()}
-                for group in comparison.groups
-            },
+            "rows": over_start,
         },
-        "columns": {
-            metric.name: {
-                "measure": metric.measure,
-                "tasks": list(metric.tasks),
-                "half": metric.half,
-                "paper's column": metric.paper_column,
-                "chance": metric.chance,
-                "deviation": comparison.std(metric),
-                "unit": comparison.noise_std[metric.name],
-                "signal-to-noise": comparison.signal_to_noise[metric.name],
-                "rows above chance": comparison.rows_above_chance(metric),
-                "judged": metric in comparison.judging_metrics,
-                "higher is better": metric.sign == 1,
-            }
-            for metric in comparison.metrics
-        },
+        "columns": {metric.name: _metric_data(comparison, metric) for metric in comparison.metrics},
         "rows": {row.name: _row_data(comparison, row) for row in comparison.table.rows},
         "claims": _claims_data(verdicts),
+    }
+
+
+def _metric_data(comparison: Comparison, metric: Metric) -> dict[str, Any]:
+    return {
+        "measure": metric.measure,
+        "tasks": list(metric.tasks),
+        "half": metric.half,
+        "paper's column": metric.paper_column,
+        "chance": metric.chance,
+        "deviation": comparison.std(metric),
+        "unit": comparison.noise_std[metric.name],
+        "signal-to-noise": comparison.signal_to_noise[metric.name],
+        "rows above chance": comparison.rows_above_chance(metric),
+        "judged": metric in comparison.judging_metrics,
+        "higher is better": metric.sign == 1,
     }
 
 
@@ -219,27 +223,36 @@ def _counts_data(judged: Sequence[tuple[Claim, Verdict]]) -> dict[str, Any]:
 def _claims_data(verdicts: Verdicts) -> list[dict[str, Any]]:
     """Return each claim with its verdicts: group -> budget -> verdict."""
     claims = [claim for claim, _ in next(iter(verdicts.values()))["updates"]]
-    return [
-        {
+    data = []
+    for index, claim in enumerate(claims):
+        each: dict[str, Any] = {
             "better": claim.better.name,
             "worse": claim.worse.name,
             "z": claim.z,
             "conclusion": claim.conclusion,
-            # only where it is another one: in files without the key, all claims are of a better row
-            **({} if claim.relation == "better" else {"relation": claim.relation}),
-            **({} if claim.tasks is None else {"tasks": claim.tasks}),
-            "verdicts": {
-                group: {budget: _verdict_data(judged[index][1]) for budget, judged in by_budget.items()}
-                for group, by_budget in verdicts.items()
-            },
         }
-        for index, claim in enumerate(claims)
-    ]
+        # only where they are others: in files without the keys, claims are of a better row and of all tasks
+        if claim.relation != "better":
+            each["relation"] = claim.relation
+        if claim.tasks is not None:
+            each["tasks"] = claim.tasks
+        of_claim = each["verdicts"] = {}
+        for group, by_budget in verdicts.items():
+            of_claim[group] = {budget: _verdict_data(by_budget[budget][index][1]) for budget in by_budget}
+        data.append(each)
+    return data
 
 
 def _row_data(comparison: Comparison, row: Row) -> dict[str, Any]:
     name = comparison.canonical_name(row)
-    differences = {metric.name: comparison.differences(metric).get(name) for metric in comparison.metrics}
+    differences, combined = {}, {}
+    for metric in comparison.metrics:
+        difference = comparison.differences(metric).get(name)
+        if difference is not None:
+            differences[metric.name] = _difference_data(difference)
+    for group in comparison.groups:
+        scores = comparison.combined_scores(name, group)
+        combined[group] = {str(seed): score for seed, score in scores.items()}
     experiment = comparison.experiments.get(row.name)  # None: the row needs what this code lacks
     return {
         "label": row.label,
@@ -251,13 +264,8 @@ def _row_data(comparison: Comparison, row: Row) -> dict[str, Any]:
         "has plateau": experiment is not None and has_plateau(experiment),
         "updates": None if experiment is None else experiment.pretraining.steps,
         "seeds": {str(run.seed): _run_data(comparison, run) for run in comparison.runs_of(row)},
-        "less the baseline's": {
-            metric: _difference_data(each) for metric, each in differences.items() if each is not None
-        },
-        "combined": {
-            group: {str(seed): z for seed, z in comparison.combined_scores(name, group).items()}
-            for group in comparison.groups
-        },
+        "less the baseline's": differences,
+        "combined": combined,
     }
 
 

@@ -1,6 +1,7 @@
 """Figures of reports, as panels of means over seeds with their standard deviations."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -43,19 +44,16 @@ def table_figures(comparison: Comparison, curves: Mapping[str, Curves]) -> dict[
 
     ``curves``: training curves by the keys of the comparison's rows.
     """
-    table, rows = comparison.table, comparison.trained_rows
+    table, rows = comparison.table, _with_distinct_labels(comparison.trained_rows)
     name = file_name(table.name)
     title = f"{table.title} ({table.name})" if table.title else table.name
-    likelihoods = {
-        row.label: comparison.runs_of(row)
-        for row in rows
-        if any(run.likelihoods for run in comparison.runs_of(row))
-    }
-    training = {
-        row.label: curves[comparison.canonical_name(row)]
-        for row in rows
-        if curves[comparison.canonical_name(row)]
-    }
+    likelihoods, training = {}, {}  # by the labels of rows
+    for row in rows:
+        runs = comparison.runs_of(row)
+        if any(run.likelihoods for run in runs):
+            likelihoods[row.label] = runs
+        if of_row := curves[comparison.canonical_name(row)]:
+            training[row.label] = of_row
     figures = {
         name: scores_figure(comparison, rows, axis_values(table, comparison.experiments), title),
         f"{name}-crossing": score_vs_tokens_figure(comparison, rows, title),
@@ -64,6 +62,16 @@ def table_figures(comparison: Comparison, curves: Mapping[str, Curves]) -> dict[
         f"{name}-curves": training_figure(training, f"{title}: training") if training else None,
     }
     return {file: grid for file, grid in figures.items() if grid is not None}
+
+
+def _with_distinct_labels(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with their keys behind those labels that several of them have."""
+    counts = Counter(row.label for row in rows)
+    distinct = []
+    for row in rows:
+        is_alone = counts[row.label] == 1
+        distinct.append(row if is_alone else replace(row, label=f"{row.label} ({row.key})"))
+    return distinct
 
 
 def save_figures(figures: Mapping[str, PlotGrid], folder: Path, kind: str = "png") -> None:
@@ -144,12 +152,16 @@ def scores_figure(
     """
     ours, theirs, panels = _our_scores(comparison), _published_scores(comparison), []
     values = [value_of for _, value_of, _ in ours] + [published for _, published in theirs]
-    rows = [row for row in rows if any(value_of(row) is not None for value_of in values)]
+
+    def is_scored(row: Row) -> bool:
+        return any(value_of(row) is not None for value_of in values)
+
+    rows = [*filter(is_scored, rows)]
     for name, value_of, chance in ours:
         scores = {row.name: value_of(row) for row in rows}
         panels.append(_scores_panel(comparison.table, rows, axis, name, scores, chance, "tab:blue"))
     for name, published in theirs:
-        scores = {row.name: Score(score, None) for row in rows if (score := published(row)) is not None}
+        scores = {row.name: Score.of([published(row)]) for row in rows}
         panels.append(_scores_panel(comparison.table, rows, axis, name, scores, None, "tab:orange"))
     panels = [panel for panel in panels if panel.curves or panel.levels]
     if not panels:
@@ -208,17 +220,16 @@ def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row],
         return []
     panels: list[tuple[str, Callable[[Row], float | None]]] = []
     table = comparison.table
-    complete = published_rows(replace(table, rows=(*table.rows, baseline)))
-    if has_noise(table) and baseline in complete:
+    complete = {row.name for row in published_rows(replace(table, rows=(*table.rows, baseline)))}
+    if has_noise(table) and baseline.name in complete:
+
+        def difference(row: Row) -> float | None:
+            if row.name not in complete:
+                return None
+            return published_standardized_difference(row, baseline, table)
+
         title = f"mean z-score of {len(table.columns)} columns\n({paper.citation})"
-        panels.append(
-            (
-                title,
-                lambda row: (
-                    published_standardized_difference(row, baseline, table) if row in complete else None
-                ),
-            )
-        )
+        panels.append((title, difference))
     for column in dict.fromkeys(metric.paper_column for metric in comparison.metrics):
         if column is not None:
             title = f"{column}\n({paper.citation})"
@@ -290,7 +301,7 @@ def score_vs_tokens_figure(comparison: Comparison, rows: Sequence[Row], title: s
             if not comparison.has_left_plateau(name):
                 continue
             seeds = comparison.scores_by_content_tokens(name, group)
-            if len(set(map(len, seeds))) == 1 and any(x > 0 for seed in seeds for x in seed):
+            if len(set(map(len, seeds))) == 1 and max(map(max, seeds)) > 0:
                 curves[row.label] = mean_point_curve(seeds)
         if any(len(curve.x) > 1 for curve in curves.values()):
             panels.append(Plot(GROUP_TITLES[group], CONTENT_TOKENS, MEAN_Z, curves, log="x", reference=0.0))
@@ -302,22 +313,21 @@ def score_vs_tokens_figure(comparison: Comparison, rows: Sequence[Row], title: s
 
 def length_extrapolation_figure(comparison: Comparison, rows: Sequence[Row], title: str) -> PlotGrid | None:
     """Return perplexity over the length of held-out sequences, one curve per row (Press et al. 2022)."""
-    by_length = {row.label: perplexity_by_length(comparison.runs_of(row)) for row in rows}
-    curves = {
-        label: score_curve({float(x): score for x, score in scores.items()})
-        for label, scores in by_length.items()
-        if scores
-    }
+    curves, multiples = {}, set[float]()
+    for row in rows:
+        scores = {float(x): score for x, score in perplexity_by_length(comparison.runs_of(row)).items()}
+        if scores:
+            curves[row.label] = score_curve(scores)
+            multiples |= scores.keys()
     if not curves:
         return None
-    multiples = sorted({x for curve in curves.values() for x in curve.x})
     panel = Plot(
         "",
         "length of sequences, as a multiple of training's",
         "perplexity of held-out text",
         curves,
         log="xy",
-        x_ticks={multiple: f"{multiple:g} ×" for multiple in multiples},
+        x_ticks={multiple: f"{multiple:g} ×" for multiple in sorted(multiples)},
     )
     return PlotGrid([panel], title, panel_size=(6.4, 4.2))
 

@@ -16,12 +16,12 @@ from experiments.figures.panels import Score
 from experiments.report.comparison import Comparison
 from experiments.report.order import decision_accuracy
 from experiments.report.scaling import MIN_RUNGS, Interval, Ladder, Rung
-from experiments.report.text import bound_sign, score_cell
+from experiments.report.text import add_line, bound_sign, score_cell
 from experiments.study.registry import TABLES
 from experiments.study.table import Row, Table
 from lm.config.base import SettingError
 
-RUNG = re.compile(r"(?P<kind>.+)-x(?P<size>[0-9.]+)")  # the last part of a row's name
+RUNG = re.compile(r"(?P<kind>.+)-x(?P<size>\d*\.?\d+)")  # the last part of a row's name
 
 RUNGS_TITLE = "Bits per byte of held-out documents by compute"
 LAWS_TITLE = "Laws of all sizes: bits per byte = floor + factor * FLOP^-exponent"
@@ -66,16 +66,17 @@ def ladders(comparison: Comparison) -> dict[str, Ladder]:
     rungs: dict[str, list[Rung]] = {}
     for row in table.rows:
         name, results = kind_and_size(row), comparison.runs_of(row)
-        likelihoods = [found for result in results if (found := result.likelihood()) is not None]
+        likelihoods = [*filter(None, (result.likelihood() for result in results))]
         flops = mean(result.flops for result in results) if results else 0.0
         if name and likelihoods and flops:
             kind, size = name
             losses, relation = tuple(each.bits_per_byte for each in likelihoods), bound_sign(results)
             rung = Rung(f"{size:g}", flops, results[0].parameters, losses, relation)
             rungs.setdefault(kind, []).append(rung)
-    complete = {
-        kind: Ladder(each) for kind, each in rungs.items() if len({rung.flops for rung in each}) >= MIN_RUNGS
-    }
+    complete = {}
+    for kind, each in rungs.items():
+        if len({rung.flops for rung in each}) >= MIN_RUNGS:
+            complete[kind] = Ladder(each)
     if not complete:
         raise SettingError(
             f"{table.name}: no kind of model has finished {MIN_RUNGS} sizes with bits per byte of held-out "
@@ -87,23 +88,26 @@ def ladders(comparison: Comparison) -> dict[str, Ladder]:
 def ladder_sheets(found: Mapping[str, Ladder]) -> dict[str, Sheet]:
     """Return by title the sheets of rungs, of laws, and of decisions between kinds if there are several."""
     sheets = {RUNGS_TITLE: rungs_sheet(found), LAWS_TITLE: laws_sheet(found)}
-    return sheets | ({DECISIONS_TITLE: decisions} if (decisions := decisions_sheet(found)) else {})
+    if (decisions := decisions_sheet(found)) is not None:
+        sheets[DECISIONS_TITLE] = decisions
+    return sheets
 
 
 def rungs_sheet(found: Mapping[str, Ladder]) -> Sheet:
     """Return a line per kind and size: its cost, its loss, and what the smaller sizes predict."""
-    lines = [(kind, ladder, place) for kind, ladder in found.items() for place in range(len(ladder.rungs))]
-    rungs = [ladder.rungs[place] for _, ladder, place in lines]
-    return {
-        "row": [Cell(f"{kind}-x{ladder.rungs[place].name}") for kind, ladder, place in lines],
-        "FLOP": [Cell(f"{rung.flops:.2g}", value=rung.flops) for rung in rungs],
-        "parameters": [Cell(f"{rung.parameters / 1e6:.2f} M", value=rung.parameters) for rung in rungs],
-        "bits per byte": [score_cell(3, Score.of(rung.losses), prefix=rung.relation) for rung in rungs],
-        "predicted": [
-            _range_cell(prediction_of(ladder, place), ladder.smallest(place)) for _, ladder, place in lines
-        ],
-        "seeds": [Cell(str(len(rung.losses)), value=len(rung.losses)) for rung in rungs],
-    }
+    sheet: Sheet = {}
+    for kind, ladder in found.items():
+        for place, rung in enumerate(ladder.rungs):
+            line = {
+                "row": Cell(f"{kind}-x{rung.name}"),
+                "FLOP": Cell(f"{rung.flops:.2g}", value=rung.flops),
+                "parameters": Cell(f"{rung.parameters / 1e6:.2f} M", value=rung.parameters),
+                "bits per byte": score_cell(3, Score.of(rung.losses), prefix=rung.relation),
+                "predicted": _range_cell(prediction_of(ladder, place), ladder.smallest(place)),
+                "seeds": Cell(str(len(rung.losses)), value=len(rung.losses)),
+            }
+            add_line(sheet, line)
+    return sheet
 
 
 def prediction_of(ladder: Ladder, place: int) -> Interval | None:
@@ -122,17 +126,18 @@ def next_flops(ladder: Ladder) -> float:
 
 def laws_sheet(found: Mapping[str, Ladder]) -> Sheet:
     """Return a line per kind: the numbers of its law, and what it predicts beyond the largest size."""
-    beyond = [next_flops(ladder) for ladder in found.values()]
-    return {
-        "row": [Cell(kind) for kind in found],
-        "floor": [_interval_cell(ladder.floor, ladder) for ladder in found.values()],
-        "exponent": [_interval_cell(ladder.exponent, ladder) for ladder in found.values()],
-        "at FLOP": [Cell(f"{flops:.2g}", value=flops) for flops in beyond],
-        "predicted": [
-            _range_cell(ladder.predicted(flops), ladder)
-            for ladder, flops in zip(found.values(), beyond, strict=True)
-        ],
-    }
+    sheet: Sheet = {}
+    for kind, ladder in found.items():
+        flops = next_flops(ladder)
+        line = {
+            "row": Cell(kind),
+            "floor": _interval_cell(ladder.floor, ladder),
+            "exponent": _interval_cell(ladder.exponent, ladder),
+            "at FLOP": Cell(f"{flops:.2g}", value=flops),
+            "predicted": _range_cell(ladder.predicted(flops), ladder),
+        }
+        add_line(sheet, line)
+    return sheet
 
 
 def decisions_sheet(found: Mapping[str, Ladder]) -> Sheet | None:
@@ -142,21 +147,20 @@ def decisions_sheet(found: Mapping[str, Ladder]) -> Sheet | None:
     and by the losses that the laws of the sizes up to it predict at the largest. None if fewer than two kinds
     have the same sizes.
     """
-    sizes = {kind: tuple(rung.name for rung in ladder.rungs) for kind, ladder in found.items()}
-    ((names, count),) = Counter(sizes.values()).most_common(1)
-    if count < 2:
+    ((sizes, num_kinds),) = Counter(ladder.sizes for ladder in found.values()).most_common(1)
+    if num_kinds < 2:
         return None
-    alike = [ladder for kind, ladder in found.items() if sizes[kind] == names]
+    alike = [ladder for ladder in found.values() if ladder.sizes == sizes]
     largest = [ladder.rungs[-1].mean for ladder in alike]
     by_losses, by_laws = [], []
-    for count in range(1, len(names)):
+    for count in range(1, len(sizes)):
         by_losses.append(_pairs([ladder.rungs[count - 1].mean for ladder in alike], largest))
         if count < MIN_RUNGS:
             by_laws.append(Cell())
             continue
         predicted = [ladder.smallest(count).predicted(ladder.rungs[-1].flops).value for ladder in alike]
         by_laws.append(_pairs(predicted, largest))
-    sizes_below = [Cell(name) for name in names[:-1]]
+    sizes_below = [*map(Cell, sizes[:-1])]
     return {"size": sizes_below, "by losses at it": by_losses, "by laws up to it": by_laws}
 
 

@@ -8,6 +8,7 @@ bold. Every difference and counter is in the report's other files.
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from experiments.console import LEFT_ALIGNED_HEADINGS, Cell, Sheet
 from experiments.report.comparison import EQUIVALENCE_MARGIN, Comparison, Verdict, Verdicts, VerdictWord
@@ -18,10 +19,12 @@ from experiments.report.text import (
     GROUP_TITLES,
     MISMATCH,
     OTHER_TARGETS,
+    add_line,
     brief_sheet,
     denoisers_sheet,
     interval_text,
     order_sheet,
+    trained_cells,
 )
 from experiments.study.claims import Claim, compared_columns, has_noise
 from experiments.study.table import Paper, pair_text
@@ -53,6 +56,7 @@ SIGNS = {  # sign -> its command in LaTeX without packages
     "’": "'",
     "\N{NO-BREAK SPACE}": "~",
 }
+LATEX_SIGNS = str.maketrans(SIGNS)
 MINUS = re.compile(r"(?<![\w.])-(?=\d)")  # of a number, unlike the hyphen of a name
 GROUP_MEANINGS: dict[Group, str] = {
     "reading": r"\emph{reading}: tasks that cannot be answered without their input",
@@ -99,8 +103,7 @@ def escape(text: str) -> str:
     >>> escape("15 > 50: -1.5 by t5-base")
     '15 $>$ 50: $-$1.5 by t5-base'
     """
-    parts = MINUS.split(text)
-    return "$-$".join("".join(SIGNS.get(sign, sign) for sign in part) for part in parts)
+    return "$-$".join(part.translate(LATEX_SIGNS) for part in MINUS.split(text))
 
 
 def _column_kind(head: str, cells: Sequence[Cell]) -> str:
@@ -167,7 +170,7 @@ def _unit_sentences(metrics: Collection[str]) -> list[str]:
 
 def _sign_sentences(comparison: Comparison, sheet: Sheet) -> list[str]:
     """Return a sentence on each sign in the cells of a sheet of scores."""
-    shown = "".join(cell.text for cells in sheet.values() for cell in cells)
+    shown = "".join(cell.text for cell in chain.from_iterable(sheet.values()))
     sentences = []
     if "±" in shown:
         sentences.append(r"$\pm$: standard deviation over seeds.")
@@ -191,14 +194,15 @@ def _add_paper_columns(comparison: Comparison, scores: Sheet, sheet: Sheet, sent
     known = [column for column in columns if f"paper's {column.name}" in scores]
     if not known or len(known) > MAX_PAPER_COLUMNS:
         return
-    places = [comparison.table.rows.index(row) for row in comparison.trained_rows]
+    has_bold = False
     for column in known:
         head = f"paper's {column.name}"
-        sheet[head] = [scores[head][place] for place in places]
+        sheet[head] = trained_cells(comparison, scores[head])
+        has_bold |= any(cell.bold for cell in sheet[head])
     units = "; ".join(f"{escape(column.name)}: {escape(column.unit)}" for column in known if column.unit)
     what = rf"\emph{{paper's}}: the scores of {_cite(comparison)}"
     sentences.append(f"{what} ({units})." if units else f"{what}.")
-    if any(cell.bold for column in known for cell in sheet[f"paper's {column.name}"]):
+    if has_bold:
         best = "within two standard deviations of the best score" if has_noise(comparison.table) else "best"
         sentences.append(f"Bold: {best} of the paper's column.")
 
@@ -211,19 +215,18 @@ def task_scores_table(comparison: Comparison, scores: Sheet, setup: str) -> Late
     if not comparison.has_tasks:
         return None
     comparison = comparison.including_baseline()
-    rows = {comparison.table.rows.index(row): row.label for row in comparison.trained_rows}
-    metrics = comparison.metrics
-    sheet: Sheet
-    if len(rows) > len(metrics) or len({*rows.values()}) < len(rows):
-        sheet = {"row": [Cell(label) for label in rows.values()]}
-        sheet |= {metric.title: [scores[metric.title][place] for place in rows] for metric in metrics}
+    labels = [row.label for row in comparison.trained_rows]
+    titles = [metric.title for metric in comparison.metrics]
+    by_task = {title: trained_cells(comparison, scores[title]) for title in titles}
+    if len(labels) > len(titles) or len({*labels}) < len(labels):
+        sheet = {"row": [*map(Cell, labels)]} | by_task
     else:
-        sheet = {"task": [Cell(metric.title) for metric in metrics]}
-        for place, label in rows.items():
-            sheet[label] = [scores[metric.title][place] for metric in metrics]
-    counts = {cell.text for place, cell in enumerate(scores["seeds"]) if place in rows}
+        sheet = {"task": [*map(Cell, titles)]}
+        for label, cells in zip(labels, zip(*by_task.values(), strict=True), strict=True):
+            sheet[label] = [*cells]
+    counts = {cell.text for cell in trained_cells(comparison, scores["seeds"])}
     sentences = [f"{_title(comparison, setup)}, {_seeds_text(counts)}. Score in each task."]
-    sentences += _unit_sentences([metric.title for metric in metrics])
+    sentences += _unit_sentences(titles)
     sentences += _sign_sentences(comparison, sheet)
     return LatexTable("-tasks", " ".join(sentences), sheet)
 
@@ -246,36 +249,39 @@ def order_table(comparison: Comparison, setup: str) -> LatexTable | None:
 def claims_table(comparison: Comparison, verdicts: Verdicts, budget: Budget, setup: str) -> LatexTable | None:
     """Return each claim with the paper's difference of its rows, ours, and our verdicts.
 
-    None without claims, and where none of them could be compared at this budget.
+    None without claims and, compute-matched, where none of them could be compared.
     """
     group = next(iter(verdicts))
     claims = [claim for claim, _ in verdicts[group][budget]]
-    # Each is judged by the tasks that it is about or, if it names none, by the first group.
-    judges: list[Group] = [
-        claim.tasks if claim.tasks is not None and claim.tasks in verdicts else group for claim in claims
-    ]
-    judged = [verdicts[judge][budget][index][1] for index, judge in enumerate(judges)]
-    if not any(verdict.test for verdict in judged) and (not judged or budget != "updates"):
-        return None
-    sheet: Sheet = {"claim": [Cell(_labels_text(claim)) for claim in claims]}
     has_z = any(claim.z is not None for claim in claims)
-    if has_z:
-        sheet["paper"] = [Cell() if claim.z is None else Cell(f"{claim.z:+z.1f}") for claim in claims]
-    sheet["ours"] = [_difference_cell(verdict) for verdict in judged]
-    sheet["verdict"] = [
-        _verdict_cell(verdict, "" if judge == group else f", by {GROUP_TITLES[judge]}")
-        for verdict, judge in zip(judged, judges, strict=True)
-    ]
     others: list[Group] = [other for other in verdicts if other not in (group, "both")]
-    for other in others:
-        sheet[f"by {GROUP_TITLES[other]}"] = [
-            _verdict_cell(verdict) for _, verdict in verdicts[other][budget]
-        ]
+    sheet: Sheet = {}
+    is_compared = budget == "updates"
+    words = set[VerdictWord]()
+    for index, claim in enumerate(claims):
+        # A claim is judged by the tasks that it is about or, if it names none that are scored, by the first
+        # group.
+        judge: Group = claim.tasks or group
+        if judge not in verdicts:
+            judge = group
+        verdict = verdicts[judge][budget][index][1]
+        line = {"claim": Cell(_labels_text(claim))}
+        if has_z:
+            line["paper"] = Cell() if claim.z is None else Cell(f"{claim.z:+z.1f}")
+        line["ours"] = _difference_cell(verdict)
+        line["verdict"] = _verdict_cell(verdict, "" if judge == group else f", by {GROUP_TITLES[judge]}")
+        is_compared |= verdict.test is not None
+        words.add(verdict.word)
+        for other in others:
+            by_other = verdicts[other][budget][index][1]
+            line[f"by {GROUP_TITLES[other]}"] = _verdict_cell(by_other)
+            words.add(by_other.word)
+        add_line(sheet, line)
+    if not claims or not is_compared:
+        return None
     caption = _claims_caption(comparison, claims, group, others, budget, setup, has_z)
-    words = {verdict.word for verdict in judged}
-    words |= {verdict.word for other in others for _, verdict in verdicts[other][budget]}
     caption += "".join(f" {meaning}" for word, meaning in MEANINGS.items() if word in words)
-    if any(cell.bold for cells in sheet.values() for cell in cells):
+    if any(cell.bold for cell in chain.from_iterable(sheet.values())):
         caption += " Bold: contradicted."
     return LatexTable("-claims" if budget == "updates" else "-claims-compute-matched", caption, sheet)
 
@@ -290,9 +296,7 @@ def _claims_caption(
     has_z: bool,
 ) -> str:
     """Return what a table of claims shows, its units, its seeds, and what the verdicts mean."""
-    names = dict.fromkeys(
-        comparison.canonical_name(row) for claim in claims for row in (claim.better, claim.worse)
-    )
+    names = set[str]().union(*(claim.names for claim in claims))
     counts = {str(len(comparison.runs[name])) for name in names}
     judges = GROUP_TITLES[group] if group == "held-out text" else f"the {GROUP_TITLES[group]} tasks"
     is_mixed = any(claim.tasks in others for claim in claims)

@@ -159,9 +159,9 @@ def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metr
     """
     first = next(iter(tasks.values()))
     paper_column = name if name in published else first.get("like")
-    task_metrics = dict.fromkeys(
-        metric for best in tasks.values() for metric in best["metric"].split(" and ")
-    )
+    task_metrics: dict[str, None] = {}  # each once
+    for best in tasks.values():
+        task_metrics |= dict.fromkeys(best["metric"].split(" and "))
     return Metric(
         name,
         tuple(tasks),
@@ -193,7 +193,8 @@ def metric_groups(metrics: Iterable[Metric]) -> dict[Group, dict[str, float]]:
         if names[group]:
             halves[group] = {name: 1 / len(names[group]) for name in names[group]}
     if len(halves) == 2:
-        halves["both"] = {name: w / 2 for weights in halves.values() for name, w in weights.items()}
+        weights = halves["reading"] | halves["language"]
+        halves["both"] = {name: weight / 2 for name, weight in weights.items()}
     if not halves and held_out:
         return {"held-out text": {BITS_PER_BYTE if BITS_PER_BYTE in held_out else HELD_OUT_LOSS: 1.0}}
     return halves
@@ -264,13 +265,13 @@ def budget_curve(run: Result, metrics: Sequence[Metric], experiment: Experiment)
     num_updates = experiment.pretraining.steps
     points: dict[int, dict[str, Mapping[str, Any]]] = {}
     for task, branches in run.branches.items():
-        for updates, best in branches.items():
-            points.setdefault(int(updates), {})[task] = best
-    scores: dict[int, TaskScores] = {
-        updates: task_scores
-        for updates, task_scores in sorted(points.items())
-        if updates < num_updates and all(metric.value(task_scores) is not None for metric in metrics)
-    }
+        for name, best in branches.items():
+            points.setdefault(int(name), {})[task] = best
+    scores: dict[int, TaskScores] = {}
+    for updates, task_scores in sorted(points.items()):
+        is_complete = all(metric.value(task_scores) is not None for metric in metrics)
+        if updates < num_updates and is_complete:
+            scores[updates] = task_scores
     scores[num_updates] = run_scores(run)
     branch_updates = np.array(list(scores), float)
     # The start, a short pre-training that rows share, is spent before the first update of the row's own.
@@ -281,7 +282,7 @@ def budget_curve(run: Result, metrics: Sequence[Metric], experiment: Experiment)
             branch_updates, run, "content_tokens", run.start_tokens, run.content_tokens
         ),
     }
-    values = {m.name: np.array([m.value(point) for point in scores.values()], float) for m in metrics}
+    values = {metric.name: np.array([*map(metric.value, scores.values())], float) for metric in metrics}
     return BudgetCurve(spent, values)
 
 
@@ -328,9 +329,11 @@ def bits_per_byte_curve(run: Result) -> dict[float, float]:
 
 def perplexity_by_length(runs: Iterable[Result]) -> dict[int, Score]:
     """Return the perplexity of held-out text over seeds, by sequence length as a multiple of training's."""
-    return _scores_over_seeds(
-        {int(multiple): exp(loss) for multiple, loss in run.length_losses.items()} for run in runs
-    )
+    return _scores_over_seeds(map(_perplexities, runs))
+
+
+def _perplexities(run: Result) -> dict[int, float]:
+    return {int(multiple): exp(loss) for multiple, loss in run.length_losses.items()}
 
 
 def denoiser_losses(runs: Iterable[Result]) -> dict[str, Score]:

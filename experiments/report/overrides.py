@@ -1,6 +1,7 @@
 """Runs of a row with settings given on the command line, found by their folders, as rows beside it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from experiments.report.comparison import Warn
 from experiments.report.results import Folders, run_roots
@@ -37,11 +38,16 @@ def _has_runs(name: str, scale: str, runs: Folders) -> bool:
         return True
     if REGISTRY[name].needs:
         return False
-    return any(
-        seed_folders(row_folder(root, scale, home, {}))
-        for root in run_roots(runs)
-        for home in equal_rows(name, scale)
-    )
+    return any(map(seed_folders, _plain_folders(name, scale, runs)))
+
+
+def _plain_folders(name: str, scale: str, runs: Folders) -> list[Path]:
+    """Return where runs of row ``name``, or of an equal row, lie that have its own settings."""
+    homes = equal_rows(name, scale)
+    folders = []
+    for root in run_roots(runs):
+        folders += [row_folder(root, scale, home, {}) for home in homes]
+    return folders
 
 
 def override_rows(row: Row, scale: str, runs: Folders, warn: Warn) -> list[Row]:
@@ -51,13 +57,10 @@ def override_rows(row: Row, scale: str, runs: Folders, warn: Warn) -> list[Row]:
     """
     if row.needs:
         return []
-    homes = equal_rows(row.name, scale)
-    folders = [
-        (folder, plain.name)
-        for plain in (row_folder(root, scale, home, {}) for root in run_roots(runs) for home in homes)
-        for changed in sorted(plain.parent.glob(f"{plain.name},*"))
-        for folder in seed_folders(changed)
-    ]
+    folders: list[tuple[Path, str]] = []  # of a run, and the name of the row that it is called by
+    for plain in _plain_folders(row.name, scale, runs):
+        for changed in sorted(plain.parent.glob(f"{plain.name},*")):
+            folders += [(folder, plain.name) for folder in seed_folders(changed)]
     if not folders:  # building all rows takes a second
         return []
     found: dict[str, Row] = {}
@@ -95,7 +98,9 @@ def override_row(row: Row, changes: Overrides, suffix: str) -> Row:
 
 def variant_rows(tables: list[Table], scale: str) -> list[Row]:
     """Return the variants in ``tables``, after the rows by whose names their folders are called."""
-    new = [row for table in tables for row in table.rows if row.name not in REGISTRY]
+    new: list[Row] = []
+    for table in tables:
+        new += [row for row in table.rows if row.name not in REGISTRY]
     homes = []
     for row in new:
         plain = next(

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from string import Template
+from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
 
-from experiments.console import Cell, escape_markdown, markdown
+from experiments.console import Cell, Sheet, escape_markdown, markdown
 from experiments.runs.plateau import plateau_note
 from experiments.runs.result import Result
 from experiments.study.experiment import Experiment
@@ -42,7 +43,7 @@ def html_page(
     parts = [_html(header), f"<nav>{links}</nav>"]
 
     def inline_picture(source: re.Match) -> str:
-        return f'src="{PNG}{b64encode(read_file(source[1])).decode()}"'
+        return f'src="{PNG}{b64encode(read_file(unquote(source[1]))).decode()}"'
 
     for section in sections:
         html = re.sub(r'src="([^":]+\.png)"', inline_picture, _html(section.markdown))
@@ -102,11 +103,12 @@ def prediction_samples(task: str, step: int, run: Result) -> str:
         lines = parse_lines_with_checksum(file.read_bytes(), file, "not shown")[:MAX_SAMPLES] if file else []
     except (SettingError, OSError) as error:
         return f"{head} {escape_markdown(str(error))}\n"
-    keys = [key for key in ("inputs", "target", "prediction") if any(key in line for line in lines)]
-    if not keys:
-        return f"{head} no predictions\n"
-    table = {key: [Cell(_shortened(line.get(key, ""))) for line in lines] for key in keys}
-    return f"{head}\n\n{markdown(table)}\n"
+    known = set[str]().union(*lines)
+    table: Sheet = {}
+    for key in ("inputs", "target", "prediction"):
+        if key in known:
+            table[key] = [Cell(_shortened(line.get(key, ""))) for line in lines]
+    return f"{head}\n\n{markdown(table)}\n" if table else f"{head} no predictions\n"
 
 
 def _shortened(value: object) -> str:

@@ -8,7 +8,7 @@ interval excludes zero.
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from math import inf, sqrt
 
 import numpy as np
@@ -49,7 +49,7 @@ class Noise:
     example_variance: float
     pairs: tuple[RowPair, ...]  # of rows that are tested together
     measured_rows: int  # number of rows with runs, on which the variance between seeds was measured
-    measured_beside: tuple[str, ...]  # those of them that are not in the table: its baseline, the start alone
+    measured_beside: tuple[str, ...]  # of these, the baseline and the control, if they are not in the table
     measured_dof: int  # degrees of freedom of that measurement
 
     def simulated(self, count: int) -> SimulatedTests:
@@ -126,7 +126,7 @@ def measure_noise(comparison: Comparison, group: Group) -> Noise:
             "common whose differences vary, from which the noise follows: train some with --seeds 2, or "
             "longer if lm report says 'not yet learning'"
         )
-    measured = dict.fromkeys(row for pair in num_seeds for row in pair)
+    measured = dict.fromkeys(chain.from_iterable(num_seeds))
     of_table = {*map(comparison.canonical_name, comparison.table.rows)}
     return Noise(
         seed_variance=float(np.average(variances, weights=[count - 1 for count in num_seeds.values()])),

@@ -32,15 +32,13 @@ def predictions(
 
 def combined_scores(comparison: Comparison) -> dict[Group, dict[str, dict[int, float]]]:
     """Return group of metrics -> row -> seed -> combined score, of rows that have left the plateau."""
-    names = {row.name: comparison.canonical_name(row) for row in comparison.trained_rows}
-    return {
-        group: {
-            row: comparison.combined_scores(name, group)
-            for row, name in names.items()
-            if comparison.has_left_plateau(name)
-        }
-        for group in comparison.groups
-    }
+    scores: dict[Group, dict[str, dict[int, float]]] = {group: {} for group in comparison.groups}
+    for row in comparison.trained_rows:
+        name = comparison.canonical_name(row)
+        if comparison.has_left_plateau(name):
+            for group, by_row in scores.items():
+                by_row[row.name] = comparison.combined_scores(name, group)
+    return scores
 
 
 def read_combined_scores(path: Path) -> dict[str, dict[Group, dict[str, dict[int, float]]]]:
@@ -49,14 +47,20 @@ def read_combined_scores(path: Path) -> dict[str, dict[Group, dict[str, dict[int
     As in ``combined_scores``, rows on the unigram plateau are left out.
     """
     scores: dict[str, dict[Group, dict[str, dict[int, float]]]] = {}
-    for name, table in read_tables(path).items():
-        by_group = scores.setdefault(name, {})
-        for row, values in table["rows"].items():
-            if not has_left_plateau(values):
-                continue
-            for group, seeds in values["combined"].items():
-                by_seed = {int(seed): score for seed, score in seeds.items()}
-                by_group.setdefault(group, {})[row] = by_seed
+    tables = read_tables(path)
+    try:
+        for name, table in tables.items():
+            by_group = scores.setdefault(name, {})
+            for row, values in table["rows"].items():
+                if not has_left_plateau(values):
+                    continue
+                for group, seeds in values["combined"].items():
+                    by_seed = {int(seed): score for seed, score in seeds.items()}
+                    by_group.setdefault(group, {})[row] = by_seed
+    except (AttributeError, KeyError) as error:
+        raise SettingError(
+            f"{path} should be the results.json of a report by this version; make it anew: {error!r}"
+        ) from error
     return scores
 
 

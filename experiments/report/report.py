@@ -6,11 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
+from urllib.parse import quote
 
 from experiments.console import (
     CONSOLE,
     RUNS,
+    Cell,
     Sheet,
     escape_markdown,
     markdown,
@@ -42,7 +45,7 @@ from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import REGISTRY, TABLES, build, needs_text
 from experiments.study.scales import NOT_AVERAGED, SCALES
 from experiments.study.start import START_ONLY_ROW
-from experiments.study.table import SECOND_HAND, UNSURE, Table
+from experiments.study.table import SECOND_HAND, UNSURE, Row, Table
 from experiments.study.words import setting_arguments
 from lm.config.base import SettingError, did_you_mean
 from lm.files import json_with_checksum, write
@@ -85,9 +88,11 @@ def collect_runs(
     experiment have the same runs, which are read once. SettingError if no row of the tables has a finished
     run.
     """
-    names = dict.fromkeys(row.name for table in tables for row in table.rows)
+    rows = _rows_of(tables)
+    names = dict.fromkeys(row.name for row in rows)
     names |= dict.fromkeys(table.baseline for table in tables)
-    names |= dict.fromkeys([START_ONLY_ROW] if START_ONLY_ROW in REGISTRY else [])
+    if START_ONLY_ROW in REGISTRY:
+        names[START_ONLY_ROW] = None
     # Rows that need a feature which this code lacks (``Row.needs``) cannot be built, and have no runs.
     experiments = {name: build(name, scale, overrides) for name in names if not REGISTRY[name].needs}
     folders = [root for root in run_roots(runs) if root.is_dir()]
@@ -102,11 +107,15 @@ def collect_runs(
                 REGISTRY[name], scale, folders, left_out.setdefault, overrides
             )
         results[name] = by_experiment[experiment]
-    if not any(results[row.name] for table in tables for row in table.rows):
+    if not any(results[row.name] for row in rows):
         if not any(table.can_be_built for table in tables):
-            raise SettingError(needs_text(tables[0].rows[0]))
+            raise SettingError(needs_text(rows[0]))
         raise SettingError(_nothing_finished(tables, scale, runs, list(left_out), overrides or {}))
     return results, list(left_out)
+
+
+def _rows_of(tables: Iterable[Table]) -> list[Row]:
+    return [*chain.from_iterable(table.rows for table in tables)]
 
 
 def _nothing_finished(
@@ -124,7 +133,8 @@ def _nothing_finished(
     if tables[0].name in TABLES and "start.model" not in overrides:
         command = ["lm", *plugin_arguments(), "sweep", tables[0].name, "--scale", scale]
         command += setting_arguments(command_line_overrides(overrides))
-        command += [word for root in run_roots(runs)[:1] if root != RUNS for word in ("--runs", str(root))]
+        if (first := run_roots(runs)[0]) != RUNS:
+            command += ["--runs", str(first)]
         message += shlex.join(command)
     else:
         message += "lm sweep and the same settings, --start and --grid"
@@ -133,8 +143,8 @@ def _nothing_finished(
             message += f"; runs without these settings have finished at scale {other}"
         elif other != scale:
             message += f"; scale {other} has finished runs: add --scale {other}"
-    rows = [row.name for table in tables for row in table.rows]
-    if any(changed_runs(root, scale, row) for root in run_roots(runs) for row in rows):
+    pairs = product(run_roots(runs), _rows_of(tables))
+    if any(changed_runs(root, scale, row.name) for root, row in pairs):
         message += (
             "; runs with settings of your own have finished: give the same settings, which --variants shows"
         )
@@ -145,18 +155,18 @@ def _nothing_finished(
 
 def scales_with_runs(tables: Sequence[Table], runs: Folders) -> list[str]:
     """Return the scales at which any row of the tables has a finished run without overrides."""
-    return [
-        scale
-        for scale in SCALES
-        if any(
-            any(run_folder(root, scale, row.name, 0, {}).parent.glob("seed-*/scores.json"))
-            for root in run_roots(runs)
-            if (root / scale).is_dir()
-            for table in tables
-            for row in table.rows
-            if not row.needs
-        )
-    ]
+    rows = [row for row in _rows_of(tables) if not row.needs]
+    scales = []
+    for scale in SCALES:
+        roots = [root for root in run_roots(runs) if (root / scale).is_dir()]
+        if any(_has_finished(root, scale, row) for root, row in product(roots, rows)):
+            scales.append(scale)
+    return scales
+
+
+def _has_finished(root: Path, scale: str, row: Row) -> bool:
+    """Return whether any seed of a row has finished without overrides in one folder of runs."""
+    return any(run_folder(root, scale, row.name, 0, {}).parent.glob("seed-*/scores.json"))
 
 
 def write_report(
@@ -174,6 +184,9 @@ def write_report(
     predict. refresh: how often the page for a browser reloads itself [s]; 0: never.
     command: what the user called, which is recorded in results.json.
     """
+    if against and not against.endswith(".json") and against not in SCALES:
+        like = did_you_mean(against, SCALES)
+        raise SettingError(f"--against {against} should be a scale or the results.json of a report{like}")
     warnings: dict[str, None] = {}  # each line once, as in ``collect_runs``
     comparisons = compare_tables(tables, scale, runs, overrides, warnings.setdefault)
     reported = shown_comparisons(comparisons)
@@ -245,11 +258,6 @@ def predict_other(
     """Return how far the order of rows predicts that at the scale, or in the results.json, ``against``."""
     if against.endswith(".json"):
         return predictions(comparisons, read_combined_scores(Path(against)))
-    if against not in SCALES:
-        raise SettingError(
-            f"--against {against} should be a scale or the results.json of a report"
-            f"{did_you_mean(against, SCALES)}"
-        )
     tables = [comparison.table for comparison in comparisons]
     others = compare_tables(tables, against, runs, overrides, warn)
     return predictions(comparisons, {each.table.name: combined_scores(each) for each in others})
@@ -257,7 +265,8 @@ def predict_other(
 
 def _with_baseline(table: Table, results: Mapping[str, Sequence[Result]]) -> dict[str, Sequence[Result]]:
     """Return the runs of a table's baseline, then of its rows."""
-    return {name: results[name] for name in (table.baseline, *(row.name for row in table.rows))}
+    names = [table.baseline, *(row.name for row in table.rows)]
+    return {name: results[name] for name in names}
 
 
 def report_table(comparison: Comparison, warn: Warn) -> TableReport:
@@ -304,7 +313,9 @@ def _section(table_report: TableReport) -> Section:
     for heading, sheet in table_report.sheets.items():
         parts += [f"{heading or 'Scores'}:", markdown(text.with_keys(sheet, named))]
     parts += table_report.notes
-    parts += [f"![{escape_markdown(grid.title)}]({file}.png)" for file, grid in table_report.figures.items()]
+    for file, grid in table_report.figures.items():
+        picture_title = escape_markdown(grid.title).replace("]", r"\]")
+        parts.append(f"![{picture_title}]({quote(file)}.png)")
     baseline = comparison.experiments[comparison.baseline.name]
     details = [
         row_details(row, comparison.runs_of(row), comparison.experiments[row.name], baseline)
@@ -382,9 +393,10 @@ def report_title(tables: Sequence[Table]) -> str:
 def explanations(comparisons: Sequence[Comparison]) -> Section:
     """Return what is written below all tables."""
     parts = ["## How to read this", text.ABOUT_SCORES]
-    if any(row.published for comparison in comparisons for row in comparison.table.rows):
+    tables = [comparison.table for comparison in comparisons]
+    if any(row.published for row in _rows_of(tables)):
         parts.append(text.ABOUT_PAPER)
-    if any(comparison.table.paper or comparison.table.conclusions for comparison in comparisons):
+    if any(table.paper or table.conclusions for table in tables):
         parts.append(text.ABOUT_CLAIMS)
     return Section(EXPLANATIONS, "\n\n".join(parts), [])
 
@@ -438,9 +450,7 @@ def print_report(
         _print_wrapped([*text.rows_notes(comparison), text.plateau_note(comparison)])
         if comparison.mismatches:
             print_line(text.mismatch_note(comparison))
-        if note := other_modules_note(
-            run for row in comparison.trained_rows for run in comparison.runs_of(row)
-        ):
+        if note := other_modules_note(comparison.finished_runs):
             print_line(note)
     if len(report.tables) > 1 and report.summary["table"]:
         show_sheet(SUMMARY, text.brief_summary_sheet(report.summary))
@@ -476,8 +486,7 @@ def _terminal_sheet(comparison: Comparison) -> tuple[Sheet, list[str]]:
     sheet = dict(brief)
     if len(published) == 1:
         seeds = sheet.pop("seeds")
-        indices = [comparison.table.rows.index(row) for row in comparison.trained_rows]
-        sheet |= {published[0]: [scores[published[0]][index] for index in indices], "seeds": seeds}
+        sheet |= {published[0]: text.trained_cells(comparison, scores[published[0]]), "seeds": seeds}
     metrics = [metric.title for metric in comparison.metrics if metric.title in sheet]
     sheet = narrowed(narrowed(sheet, ["row", *published]), metrics)
     return sheet, [head for head in (*brief, *published) if head not in sheet]
@@ -485,9 +494,13 @@ def _terminal_sheet(comparison: Comparison) -> tuple[Sheet, list[str]]:
 
 def brief_legend(sheet: Sheet) -> str:
     """Return what the signs and numbers in a sheet for the terminal mean."""
-    of_paper = {title: cells for title, cells in sheet.items() if title.startswith(text.published_title(""))}
-    ours = [cell.text for title in sheet.keys() - of_paper.keys() - {"row"} for cell in sheet[title]]
-    published = [cell for cells in of_paper.values() for cell in cells]
+    ours: list[str] = []
+    published: list[Cell] = []
+    for title, cells in sheet.items():
+        if title.startswith(text.published_title("")):
+            published += cells
+        elif title != "row":
+            ours += [cell.text for cell in cells]
     halves = [title for title in GROUP_TITLES.values() if title in sheet]
     parts = []
     if halves:
@@ -512,7 +525,8 @@ def brief_legend(sheet: Sheet) -> str:
         text.DOUBTS[SECOND_HAND]: f"{text.DOUBTS[SECOND_HAND]}: published score from a secondary source",
         text.DOUBTS[UNSURE]: f"{text.DOUBTS[UNSURE]}: published score that may have been misread",
     }
-    parts += [said for sign, said in meanings.items() if any(sign in cell.text for cell in published)]
+    signs = "".join(cell.text for cell in published)
+    parts += [said for sign, said in meanings.items() if sign in signs]
     return "; ".join(parts)
 
 

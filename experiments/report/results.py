@@ -31,7 +31,9 @@ MAX_SHOWN_VALUE = 60  # a longer difference in provenance is shown without its v
 
 def run_roots(runs: Folders) -> list[Path]:
     """Return the folders of runs as paths, which may be in a bucket; SettingError if one cannot be read."""
-    paths = [_path(root) for root in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
+    if isinstance(runs, str | os.PathLike):
+        runs = [runs]
+    paths = [_path(root) for root in runs]
     for path in paths:
         try:
             path.exists()
@@ -120,10 +122,10 @@ def provenance_mismatches(
 
 
 def _trained_again(run: Result) -> list[str]:
-    """Return a reason if a run was scored with another held-out loss than that which its record ends with.
+    """Return a reason if a run's held-out loss is not the last one in the record of its pre-training.
 
-    Rows share pre-training. Without its checkpoint it is trained again, and ends otherwise on a machine that
-    rounds otherwise.
+    Rows share pre-training. Where its checkpoint is missing it is trained again, and on another machine the
+    rounding, and so the loss, may differ.
     """
     folder = run.stage_folders().get(PRETRAINING)
     if folder is None or run.held_out_loss is None:
@@ -153,12 +155,12 @@ def _most_common(ingredients: Iterable[Ingredient]) -> dict[Any, Ingredient]:
 
 
 def _example_of_largest(groups: Sequence[Mapping[Path, Ingredient]]) -> Ingredient:
-    """Return the first ingredient of the largest group whose run is in no other one, else the first.
+    """Return an ingredient of the largest group: the first whose run is in no other group, else the first.
 
     A run whose stages were trained by different code is in several groups.
     """
     largest = max(groups, key=len)
-    elsewhere = {folder for group in groups if group is not largest for folder in group}
+    elsewhere = set[Path]().union(*(group for group in groups if group is not largest))
     of_one = (each for folder, each in largest.items() if folder not in elsewhere)
     return next(of_one, next(iter(largest.values())))
 
@@ -184,10 +186,10 @@ def _ingredients(
             kind = ("other data", split, source, data.corrupt_records)
             yield Ingredient(name, run.folder, kind, {split: fingerprint})
         yield Ingredient(name, run.folder, ("other vocabulary", *vocabulary), record["vocabulary"])
-        own = {file: digest for file, digest in record["code"].items() if file.startswith(STUDY_OPTION)}
-        code = {file: digest for file, digest in record["code"].items() if file not in own}
+        code = dict(record["code"])
+        modules = {file: code.pop(file) for file in record["code"] if file.startswith(STUDY_OPTION)}
         yield Ingredient(name, run.folder, ("other code",), code)
-        for file, digest in own.items():  # which changes nothing of a stage that was trained without it
+        for file, digest in modules.items():  # stages that were trained without it are not compared in it
             yield Ingredient(name, run.folder, ("other code", file), {file: digest})
         yield Ingredient(name, run.folder, ("other packages",), record["packages"])
         allowed = {"allowed": [each["changed"] for each in record["allowed"]]}

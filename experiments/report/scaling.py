@@ -59,7 +59,7 @@ def fit_power_laws(flops: np.ndarray, losses: np.ndarray, weights: np.ndarray) -
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % interval, which holds it."""
+    """An estimate with its 95 % interval, which is widened to include it."""
 
     value: float
     low: float
@@ -94,6 +94,11 @@ class Ladder:
     def __init__(self, rungs: Sequence[Rung]):
         """Take the rungs in any order: MIN_RUNGS or more for a law."""
         self.rungs = sorted(rungs, key=lambda rung: rung.flops)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Return the names of the rungs, in rising order of compute."""
+        return tuple(rung.name for rung in self.rungs)
 
     @property
     def degrees_of_freedom(self) -> int:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import chain
 from math import inf, sqrt
 from statistics import fmean, median
 from typing import NamedTuple
@@ -103,8 +104,8 @@ def bootstrap_difference(
     known = {seed: deltas_a[seed] - deltas_b[seed] for seed in seeds if seed in deltas_a and seed in deltas_b}
     if not known:
         return None
-    mean = np.mean([*known.values()], axis=0)
-    return np.stack([known[seed] if seed in known else mean for seed in seeds])
+    mean: np.ndarray = np.mean([*known.values()], axis=0)
+    return np.stack([known.get(seed, mean) for seed in seeds])
 
 
 def sample_variance(values: Sequence[float] | np.ndarray) -> float:
@@ -183,8 +184,8 @@ def compare_pairs(
     look more alike than they are. The variance due to examples is added. A pair whose seeds agree exactly, as
     those of n-gram models do, is tested only if at least MIN_VARIANCES other pairs vary.
 
-    Pairs that share a row are not independent. So all varying pairs together have ``degrees_of_freedom``, and
-    the moderated variance of a pair has no more than these or, if it has more seeds, than its own.
+    Pairs that share a row are not independent: all varying pairs together have ``degrees_of_freedom``. A
+    moderated variance has at most these or, if they are more, the degrees of freedom of the pair's own seeds.
 
     margin: differences below it count as equivalent, in the unit of the differences.
     """
@@ -248,8 +249,11 @@ def degrees_of_freedom(num_seeds: Mapping[RowPair, int]) -> int:
     and seeds without interaction. In general each seed after the first adds as many as the pairs that have it
     are independent: the rank of their contrasts. Pairs with fewer seeds are taken to have the first of them.
     """
-    rows = {row for pair in num_seeds for row in pair}
-    contrasts = np.array([[(row == a) - (row == b) for row in rows] for a, b in num_seeds])
+    rows = [*dict.fromkeys(chain.from_iterable(num_seeds))]
+    contrasts = np.zeros((len(num_seeds), len(rows)))
+    for contrast, (a, b) in zip(contrasts, num_seeds, strict=True):
+        contrast[rows.index(a)] += 1
+        contrast[rows.index(b)] -= 1
     counts = np.array([*num_seeds.values()])
     dof, fewer = 0, 1
     for count in sorted(set(num_seeds.values())):
@@ -364,8 +368,9 @@ def simulate_tests(pairs: tuple[RowPair, ...], num_seeds: int, example_variance:
     from scipy.special import stdtrit  # slow to import
 
     rng = np.random.default_rng(num_seeds)
-    rows = sorted({row for pair in pairs for row in pair})
-    first, second = (np.array([rows.index(pair[side]) for pair in pairs]) for side in (0, 1))
+    rows = sorted({*chain.from_iterable(pairs)})
+    first = [rows.index(a) for a, _ in pairs]
+    second = [rows.index(b) for _, b in pairs]
     alpha, max_dof = ALPHA / len(pairs), degrees_of_freedom(dict.fromkeys(pairs, num_seeds))
     detection_thresholds, equivalence_thresholds = [], []
     for _ in range(-(-NUM_SIMULATED // len(pairs))):

@@ -5,7 +5,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from math import inf, isfinite, isnan
+from pathlib import Path
 from statistics import mean
 
 from experiments.console import MISSING, Cell, Sheet
@@ -38,9 +40,9 @@ from experiments.report.metrics import (
     perplexity_by_length,
     shortest_training,
 )
-from experiments.report.order import ScalePrediction
+from experiments.report.order import PaperOrder, ScalePrediction
 from experiments.report.power import measure_noise
-from experiments.report.statistics import ALPHA, NUM_RESAMPLES, POWER, PairedTest
+from experiments.report.statistics import ALPHA, NUM_RESAMPLES, POWER, RELATIVE_TOLERANCE, PairedTest
 from experiments.runs import provenance
 from experiments.runs.plateau import has_plateau
 from experiments.runs.result import Result
@@ -72,6 +74,16 @@ SHORT_TITLES: dict[str, str] = {  # of groups, for lines of 80 columns
     GROUP_TITLES["held-out text"]: "held-out",
 }
 TAU, P_VALUE = "+z.2f", ".2g"  # formats of Kendall's tau and of p-values
+PREDICTION_TITLES = (  # of columns
+    "table",
+    "tasks",
+    "rows",
+    "decision accuracy",
+    "its 95 % interval",
+    "tau",
+    "its interval",
+    "p",
+)
 HELD_OUT_UNITS = {BITS_PER_BYTE: "bits per byte", HELD_OUT_LOSS: "nats per token"}
 ORDER = "Order of rows beside the paper's"
 CONCLUSIONS = "Conclusions stated in the table's file"
@@ -151,18 +163,37 @@ def scores_sheet(comparison: Comparison) -> Sheet:
     if comparison.has_tasks:
         for group in comparison.groups:
             cells = [_mean_z_cell(comparison, row, group) for row in rows]
-            if any(cell != Cell() for cell in cells):  # without a run of the baseline no row has one
+            if _is_filled(cells):  # without a run of the baseline no row has one
                 sheet[mean_z_title(group)] = cells
     if comparison.has_tasks and comparison.control is not None:
         for group in comparison.groups:
             sheet[f"over the start alone, {GROUP_TITLES[group]}"] = _start_cells(comparison, group)
     by_length = [perplexity_by_length(comparison.runs_of(row)) for row in rows]
-    for multiple in sorted({multiple for scores in by_length for multiple in scores}):
+    for multiple in sorted(set[int]().union(*by_length)):
         sheet[f"perplexity at {multiple} ×"] = [score_cell(2, scores.get(multiple)) for scores in by_length]
     others = _document_cells(comparison) | _training_cells(comparison)
-    # Bits per byte of held-out text is a metric and one of the likelihoods. Both make a column of this name;
-    # that of the metric, which has arrows, is kept.
-    return sheet | {title: cells for title, cells in others.items() if title not in sheet}
+    for title, cells in others.items():
+        # Bits per byte of held-out text is a metric and one of the likelihoods. Both make a column of this
+        # name; that of the metric, which has arrows, is kept.
+        sheet.setdefault(title, cells)
+    return sheet
+
+
+def trained_cells(comparison: Comparison, cells: Sequence[Cell]) -> list[Cell]:
+    """Return those cells of a column, which has one per row of the table, that are of trained rows."""
+    rows = comparison.table.rows
+    return [cell for row, cell in zip(rows, cells, strict=True) if comparison.runs_of(row)]
+
+
+def add_line(sheet: Sheet, line: Mapping[str, Cell]) -> None:
+    """Add a cell to each column of a sheet; columns that it lacks are begun."""
+    for title, cell in line.items():
+        sheet.setdefault(title, []).append(cell)
+
+
+def _is_filled(cells: Iterable[Cell]) -> bool:
+    """Return whether any cell of a column has something in it."""
+    return any(cell != Cell() for cell in cells)
 
 
 def brief_sheet(comparison: Comparison, scores: Sheet) -> Sheet:
@@ -172,15 +203,13 @@ def brief_sheet(comparison: Comparison, scores: Sheet) -> Sheet:
     metric, of a table without tasks or without a run of the baseline), the row's mean distance from the
     baseline in the paper, and the number of seeds.
     """
-    rows = comparison.trained_rows
-    indices = [comparison.table.rows.index(row) for row in rows]
     halves = [group for group in comparison.groups if group != "both" and mean_z_title(group) in scores]
     columns = {GROUP_TITLES[group]: mean_z_title(group) for group in halves}  # title -> title in ``scores``
     if not columns:  # without tasks, or without a run of the baseline
         columns = {metric.title: metric.title for metric in comparison.metrics}
     columns = {"row": "row", **columns, "seeds": "seeds"}
-    sheet = {title: [scores[column][index] for index in indices] for title, column in columns.items()}
-    if published := _published_distances(comparison, rows):
+    sheet = {title: trained_cells(comparison, scores[column]) for title, column in columns.items()}
+    if published := _published_distances(comparison, comparison.trained_rows):
         sheet |= {"paper": published, "seeds": sheet.pop("seeds")}
     return sheet
 
@@ -206,15 +235,14 @@ def verdict_sentence(comparison: Comparison, verdicts: Verdicts) -> str:
     It also says if one seed is too few to decide or, without claims, that no row differs from the baseline.
     """
     sentences = _claims_sentences(comparison, verdicts)
-    num_seeds = [len(runs) for name in comparison.canonical_names if (runs := comparison.runs[name])]
-    if len(num_seeds) > 1 and max(num_seeds) < 2:
+    num_seeds = [len(comparison.runs[name]) for name in comparison.canonical_names]
+    if max(num_seeds) == 1 and num_seeds.count(1) > 1:
         sentences.append("One seed decides nothing: train more with --seeds.")
     elif not sentences:
-        found = {
-            difference.verdict
-            for metric in comparison.metrics
-            for difference in _judged_differences(comparison, metric).values()
-        }
+        found = set[BaselineVerdict]()
+        for metric in comparison.metrics:
+            differences = _judged_differences(comparison, metric).values()
+            found.update(difference.verdict for difference in differences)
         if found and not found & {"better", "worse"}:
             sentences.append("No row differs significantly from the baseline.")
     return " ".join(sentences)
@@ -421,7 +449,8 @@ def published_titles(comparison: Comparison, sheet: Sheet) -> list[str]:
     paper = comparison.table.paper
     if paper is None:
         return []
-    return [title for column in paper.columns if (title := published_title(column.name)) in sheet]
+    titles = [published_title(column.name) for column in paper.columns]
+    return [title for title in titles if title in sheet]
 
 
 def _add_published(sheet: Sheet, comparison: Comparison, column: str) -> None:
@@ -451,23 +480,28 @@ def _published_cells(comparison: Comparison, name: str) -> list[Cell]:
             text += f"{NBSP}±{NBSP}{row.intervals[name]:.{digits}f}"
         text += DOUBTS.get(row.doubts.get(name, ""), "")
         text += ARROWS[better * _published_sign(score, baseline, column.std)]
-        is_best = better * score >= best - 2 * (column.std or 0.0)
+        is_best = not _exceeds_noise(best - better * score, column.std or 0.0)
         cells.append(Cell(text, bold=is_best, value=score))
     return cells
 
 
 def _published_sign(score: float, baseline: float | None, std: float | None) -> int:
     """Return 1, -1 if a score is above, below the baseline's by more than two standard deviations, else 0."""
-    if baseline is None or std is None or abs(score - baseline) <= 2 * std:
+    if baseline is None or std is None or not _exceeds_noise(abs(score - baseline), std):
         return 0
     return 1 if score > baseline else -1
 
 
+def _exceeds_noise(difference: float, std: float) -> bool:
+    """Return whether a difference is more than two standard deviations, by more than rounding."""
+    return difference > 2 * std * (1 + RELATIVE_TOLERANCE)
+
+
 def _document_cells(comparison: Comparison) -> Sheet:
     """Return the likelihood of held-out documents, at the end and after equal time; empty without any."""
-    rows = [comparison.runs_of(row) for row in comparison.table.rows]
-    if not any(run.likelihoods for runs in rows for run in runs):
+    if not any(run.likelihoods for run in comparison.finished_runs):
         return {}
+    rows = [comparison.runs_of(row) for row in comparison.table.rows]
 
     def cells(measure: str, digits: int, seconds: float = inf) -> list[Cell]:
         return [
@@ -481,25 +515,26 @@ def _document_cells(comparison: Comparison) -> Sheet:
         for title, (measure, digits) in LIKELIHOODS.items():
             if measure != "perplexity":
                 sheet[f"{title} in {seconds:.0f} s"] = cells(measure, digits, seconds)
-    sheet["parameters"] = [_number_cell(runs[0].parameters if runs else None, ",") for runs in rows]
+    sheet["parameters"] = [_number_cell(runs[0].parameters, ",") if runs else Cell() for runs in rows]
     return sheet
 
 
 def _training_cells(comparison: Comparison) -> Sheet:
     """Return what pre-training reached and cost; counters that no run has are left out."""
-    rows = [comparison.runs_of(row) for row in comparison.table.rows]
-    sheet: Sheet = {"seeds": [_seeds_cell(row, comparison) for row in comparison.table.rows]}
-    if any(run.content_loss is not None for runs in rows for run in runs):
-        content_losses = [Score.of(run.content_loss for run in runs) for runs in rows]
-        unigram_losses = [Score.of(run.reference_loss for run in runs) for runs in rows]
-        shares = [Score.of(run.top_ten_share for run in runs) for runs in rows]
-        sheet["content tokens"] = [_content_tokens_cell(runs) for runs in rows]
-        sheet["content loss"] = [score_cell(3, score) for score in content_losses]
-        sheet["unigram loss"] = [score_cell(3, score) for score in unigram_losses]
-        sheet["left plateau at step"] = [_exit_step_cell(comparison, row) for row in comparison.table.rows]
-        sheet["share of predictions among the 10 commonest tokens"] = [_mean_cell(x, ".0%") for x in shares]
-    minutes = [Score.of(run.seconds / 60 for run in runs) for runs in rows]
-    sheet["minutes"] = [_mean_cell(score, ".1f") for score in minutes]
+    has_content_loss = any(run.content_loss is not None for run in comparison.finished_runs)
+    sheet: Sheet = {}
+    for row in comparison.table.rows:
+        runs = comparison.runs_of(row)
+        line = {"seeds": _seeds_cell(row, comparison)}
+        if has_content_loss:
+            share = Score.of(run.top_ten_share for run in runs)
+            line["content tokens"] = _content_tokens_cell(runs)
+            line["content loss"] = score_cell(3, Score.of(run.content_loss for run in runs))
+            line["unigram loss"] = score_cell(3, Score.of(run.reference_loss for run in runs))
+            line["left plateau at step"] = _exit_step_cell(comparison, row)
+            line["share of predictions among the 10 commonest tokens"] = _mean_cell(share, ".0%")
+        minutes = Score.of(run.seconds / 60 for run in runs)
+        add_line(sheet, line | {"minutes": _mean_cell(minutes, ".1f")})
     return sheet
 
 
@@ -614,27 +649,31 @@ def interval_text(low: float, high: float, digits: int) -> str:
 
 def metrics_sheet(comparison: Comparison) -> Sheet:
     """Return a line per metric: its tasks, what guessing scores, the baseline's answers, signal-to-noise."""
-    metrics = [metric for metric in comparison.metrics if not metric.is_held_out]
-    sheet = {
-        "column": [Cell(metric.title) for metric in metrics],
-        "tasks": [Cell(_task_names(metric)) for metric in metrics],
-        "half": [Cell(metric.half) for metric in metrics],
-        "paper's column": [Cell(_paper_column(comparison, metric)) for metric in metrics],
-        "chance": [_number_cell(metric.chance, "g") for metric in metrics],
-        "baseline above chance": [_baseline_above_chance_cell(comparison, metric) for metric in metrics],
-        "rows above chance": [_rows_above_chance_cell(comparison, metric) for metric in metrics],
-        "baseline, inputs shuffled": [_shuffled_cell(comparison, metric) for metric in metrics],
-        "baseline ranks right": [
-            _baseline_metric_cell(comparison, metric, "ranked_accuracy", "%") for metric in metrics
-        ],
-        "baseline answers": [_baseline_answers_cell(comparison, metric) for metric in metrics],
-        "signal-to-noise": [Cell(_signal_text(comparison, metric)) for metric in metrics],
-    }
+    sheet: Sheet = {}
+    for metric in comparison.metrics:
+        if not metric.is_held_out:
+            add_line(sheet, _metric_line(comparison, metric))
     if not comparison.baseline.published:
         del sheet["paper's column"]
     if not any(cell.value is not None for cell in sheet["baseline, inputs shuffled"]):
         del sheet["baseline, inputs shuffled"]
     return sheet
+
+
+def _metric_line(comparison: Comparison, metric: Metric) -> dict[str, Cell]:
+    return {
+        "column": Cell(metric.title),
+        "tasks": Cell(_task_names(metric)),
+        "half": Cell(metric.half),
+        "paper's column": Cell(_paper_column(comparison, metric)),
+        "chance": _number_cell(metric.chance, "g"),
+        "baseline above chance": _baseline_above_chance_cell(comparison, metric),
+        "rows above chance": _rows_above_chance_cell(comparison, metric),
+        "baseline, inputs shuffled": _shuffled_cell(comparison, metric),
+        "baseline ranks right": _baseline_metric_cell(comparison, metric, "ranked_accuracy", "%"),
+        "baseline answers": _baseline_answers_cell(comparison, metric),
+        "signal-to-noise": Cell(_signal_text(comparison, metric)),
+    }
 
 
 def _task_names(metric: Metric) -> str:
@@ -679,10 +718,13 @@ def _baseline_metric_cell(comparison: Comparison, metric: Metric, recorded_metri
     """
     if metric.measure not in UNITS:
         return Cell()
-    runs = comparison.runs_of(comparison.baseline)
-    tasks = [run.tasks[task]["metrics"] for run in runs for task in metric.tasks if task in run.tasks]
-    known = [metrics[recorded_metric] for metrics in tasks if metrics.get(recorded_metric) is not None]
-    return _number_cell(mean(known) if known else None, ".1f", unit)
+    known = []
+    for run in comparison.runs_of(comparison.baseline):
+        for task in metric.tasks:
+            metrics = run.tasks[task]["metrics"] if task in run.tasks else {}
+            if metrics.get(recorded_metric) is not None:
+                known.append(metrics[recorded_metric])
+    return _number_cell(mean(known), ".1f", unit) if known else Cell()
 
 
 def _baseline_above_chance_cell(comparison: Comparison, metric: Metric) -> Cell:
@@ -707,8 +749,11 @@ def _shuffled_cell(comparison: Comparison, metric: Metric) -> Cell:
     """
     values, pairs = comparison.values_by_seed(metric)[comparison.canonical_baseline], []
     for run in comparison.runs_of(comparison.baseline):
-        known = {task: best["shuffled"] for task, best in run.tasks.items() if best.get("shuffled")}
-        shuffled = metric.value({task: {"metrics": {}, **scores} for task, scores in known.items()})
+        scores = {}
+        for task, best in run.tasks.items():
+            if best.get("shuffled"):
+                scores[task] = {"metrics": {}, **best["shuffled"]}
+        shuffled = metric.value(scores)
         if shuffled is not None and run.seed in values:
             pairs.append((values[run.seed], shuffled))
     if not pairs:
@@ -730,18 +775,18 @@ def denoisers_sheet(comparison: Comparison) -> Sheet | None:
 
     It has the share of training sequences that this denoiser makes, and its held-out loss.
     """
-    sheet: Sheet = {"row": [], "denoiser": [], "share of sequences": [], "held-out loss": []}
+    sheet: Sheet = {}
     for row in comparison.trained_rows:
         losses = denoiser_losses(comparison.runs_of(row))
         denoisers = comparison.experiments[row.name].objective.denoisers
         total = sum(denoiser.weight for denoiser in denoisers)
         for denoiser in denoisers:
             if denoiser.name in losses:
-                sheet["row"].append(Cell(row.label))
-                sheet["denoiser"].append(Cell(denoiser.name))
-                sheet["share of sequences"].append(_number_cell(denoiser.weight / total, ".1%"))
-                sheet["held-out loss"].append(score_cell(3, losses[denoiser.name]))
-    return sheet if sheet["row"] else None
+                line = {"row": Cell(row.label), "denoiser": Cell(denoiser.name)}
+                line["share of sequences"] = _number_cell(denoiser.weight / total, ".1%")
+                line["held-out loss"] = score_cell(3, losses[denoiser.name])
+                add_line(sheet, line)
+    return sheet or None
 
 
 # ---- the order of rows
@@ -749,16 +794,19 @@ def denoisers_sheet(comparison: Comparison) -> Sheet | None:
 
 def order_sheet(comparison: Comparison) -> Sheet | None:
     """Return a line per group of metrics: Kendall's tau with the paper's order; None if it has no order."""
-    known = comparison.paper_orders
-    if not known:
-        return None
+    sheet: Sheet = {}
+    for group, order in comparison.paper_orders.items():
+        add_line(sheet, {"tasks": Cell(GROUP_TITLES[group])} | _order_line(order))
+    return sheet or None
+
+
+def _order_line(order: PaperOrder) -> dict[str, Cell]:
     return {
-        "tasks": [Cell(GROUP_TITLES[group]) for group in known],
-        "rows": [_number_cell(len(order.rows), "d") for order in known.values()],
-        "tau": [_number_cell(order.tau, TAU) for order in known.values()],
-        "95 % interval": [_interval_cell(order.interval, TAU) for order in known.values()],
-        "p": [_number_cell(order.p, P_VALUE) for order in known.values()],
-        "a repeat of the paper": [_number_cell(order.replication, TAU) for order in known.values()],
+        "rows": _number_cell(len(order.rows), "d"),
+        "tau": _number_cell(order.tau, TAU),
+        "95 % interval": _interval_cell(order.interval, TAU),
+        "p": _number_cell(order.p, P_VALUE),
+        "a repeat of the paper": _number_cell(order.replication, TAU),
     }
 
 
@@ -771,21 +819,21 @@ def _interval_cell(interval: tuple[float, float] | None, spec: str) -> Cell:
 
 def prediction_sheet(predictions: Mapping[str, Mapping[Group, ScalePrediction]]) -> Sheet:
     """Return a line per table and group of metrics: how far one scale predicts the order at another."""
-    lines = [
-        (table, group, prediction)
-        for table, by_group in predictions.items()
-        for group, prediction in by_group.items()
-    ]
-    return {
-        "table": [Cell(table) for table, _, _ in lines],
-        "tasks": [Cell(GROUP_TITLES[group]) for _, group, _ in lines],
-        "rows": [_number_cell(len(each.rows), "d") for _, _, each in lines],
-        "decision accuracy": [_number_cell(each.accuracy, ".0%") for _, _, each in lines],
-        "its 95 % interval": [_interval_cell(each.accuracy_interval, ".0%") for _, _, each in lines],
-        "tau": [_number_cell(each.tau, TAU) for _, _, each in lines],
-        "its interval": [_interval_cell(each.tau_interval, TAU) for _, _, each in lines],
-        "p": [_number_cell(each.p, P_VALUE) for _, _, each in lines],
-    }
+    sheet: Sheet = {title: [] for title in PREDICTION_TITLES}
+    for table, by_group in predictions.items():
+        for group, prediction in by_group.items():
+            line = (
+                Cell(table),
+                Cell(GROUP_TITLES[group]),
+                _number_cell(len(prediction.rows), "d"),
+                _number_cell(prediction.accuracy, ".0%"),
+                _interval_cell(prediction.accuracy_interval, ".0%"),
+                _number_cell(prediction.tau, TAU),
+                _interval_cell(prediction.tau_interval, TAU),
+                _number_cell(prediction.p, P_VALUE),
+            )
+            add_line(sheet, dict(zip(PREDICTION_TITLES, line, strict=True)))
+    return sheet
 
 
 def brief_prediction_sheet(prediction: Sheet) -> Sheet:
@@ -807,20 +855,18 @@ def summary_sheet(comparisons: Sequence[Comparison], verdicts: Sequence[Verdicts
     titles = ("table", "tasks", *order_titles, "claims", *COUNTED, "share confirmed")
     sheet: Sheet = {title: [] for title in titles}
     for comparison, by_group in zip(comparisons, verdicts, strict=True):
-        orders, order = [*comparison.paper_orders], order_sheet(comparison)
         for group, by_budget in by_group.items():
             counts = count_verdicts(by_budget["updates"])
             cells = {"table": Cell(comparison.table.name), "tasks": Cell(GROUP_TITLES[group])}
-            if order and group in orders:
-                cells |= {title: column[orders.index(group)] for title, column in order.items()}
+            if group in comparison.paper_orders:
+                cells |= _order_line(comparison.paper_orders[group])
             elif not counts.total:
                 continue
             if counts.total:
                 for title, number in zip(("claims", *COUNTED), (counts.total, *counts), strict=True):
                     cells[title] = _number_cell(number, ".0f")
                 cells["share confirmed"] = _number_cell(counts.share_confirmed, ".0%")
-            for title in titles:
-                sheet[title].append(cells.get(title, Cell()))
+            add_line(sheet, dict.fromkeys(titles, Cell()) | cells)
     return sheet
 
 
@@ -834,7 +880,7 @@ def brief_summary_sheet(summary: Sheet) -> Sheet:
         "confirmed": [_out_of(*cells) for cells in zip(summary["confirmed"], summary["claims"], strict=True)],
         "contradicted": summary["contradicted"],
     }
-    return {title: cells for title, cells in sheet.items() if any(cell != Cell() for cell in cells)}
+    return {title: cells for title, cells in sheet.items() if _is_filled(cells)}
 
 
 def _out_of(part: Cell, whole: Cell) -> Cell:
@@ -926,7 +972,10 @@ def _claims_of(verdicts: Verdicts) -> list[Claim]:
 
 def rows_of_claims(verdicts: Verdicts) -> list[Row]:
     """Return the rows that the claims are about."""
-    return [*dict.fromkeys(row for claim in _claims_of(verdicts) for row in (claim.better, claim.worse))]
+    rows: dict[Row, None] = {}  # each once
+    for claim in _claims_of(verdicts):
+        rows |= dict.fromkeys((claim.better, claim.worse))
+    return [*rows]
 
 
 def _claim_text(claim: Claim, mismatched: Collection[str]) -> str:
@@ -968,23 +1017,23 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     claims = _claims_of(verdicts)
     if not claims:
         return []
-    lines = [
-        f"- {GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}: {counts_text(count_verdicts(judged))}"
-        for group, by_budget in verdicts.items()
-        for budget, judged in by_budget.items()
-        if count_verdicts(judged).total  # else all claims are about other tasks
-    ]
+    lines = []
+    for group, by_budget in verdicts.items():
+        for budget, judged in by_budget.items():
+            counts = count_verdicts(judged)
+            if counts.total:  # else all claims are about other tasks
+                lines.append(f"- {GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}: {counts_text(counts)}")
     replication = simulate_replication(comparison.table)
     if replication.total:
         lines.append(f"- simulated replication of the paper: {counts_text(replication)}")
     group, by_budget = next(iter(verdicts.items()))
     main = by_budget["updates"]
-    rows = {name for claim in claims for name in claim.names}
+    rows = set[str]().union(*(claim.names for claim in claims))
     if not rows.isdisjoint(comparison.mismatches):
         matched = [each for each in main if each[0].names.isdisjoint(comparison.mismatches)]
-        counts = counts_text(count_verdicts(matched))
+        said = counts_text(count_verdicts(matched))
         title = f"{GROUP_TITLES[group]}, {BUDGET_TITLES['updates']}"
-        lines.append(f"- {title}, not counting claims about rows with {MISMATCH}: {counts}")
+        lines.append(f"- {title}, not counting claims about rows with {MISMATCH}: {said}")
     number = f"{_counted(len(claims), 'claim')} about these rows"
     if lines:
         notes = [f"{number}:\n\n" + "\n".join(lines)]
@@ -994,9 +1043,10 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
     if num_equivalent := sum(verdict.word == "equivalent" for _, verdict in main):
         margin = f"less than {EQUIVALENCE_MARGIN:.2g} standard deviations of a run apart"
         notes.append(f"{num_equivalent} of the undecided ({GROUP_TITLES[group]}) are equivalent: {margin}.")
-    tested = {
-        claim: verdict.test for claim, verdict in main if verdict.test and verdict.test.degrees_of_freedom
-    }
+    tested = {}
+    for claim, verdict in main:
+        if verdict.test and verdict.test.degrees_of_freedom:
+            tested[claim] = verdict.test
     if tested:
         notes.append(_power_note(comparison, tested, group))
     elif min(len(comparison.runs[name]) for name in rows) < 2:
@@ -1004,7 +1054,7 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
         if unit := _raw_unit(comparison):
             note += f" Until then differences are in {unit}, positive: better."
         notes.append(note)
-    if any(verdict.word == "out of range" for judged in by_budget.values() for _, verdict in judged):
+    if any(verdict.word == "out of range" for _, verdict in chain.from_iterable(by_budget.values())):
         notes.append(
             "Out of range: one of the rows was never scored after so little training. A sweep with "
             "`--tuning.branches 0.25 0.5 1.0` scores each row on the way."
@@ -1075,7 +1125,7 @@ def all_claims_note(verdicts: Sequence[Verdicts], comparisons: Sequence[Comparis
     if len(claimed) < 2:
         return ""
     counts: dict[str, list[VerdictCounts]] = {}  # title -> counts of each table
-    for group in dict.fromkeys(group for by_group, _ in claimed for group in by_group):
+    for group in dict.fromkeys(chain.from_iterable(by_group for by_group, _ in claimed)):
         for budget in JUDGED_BUDGETS:
             counts[f"{GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}"] = [
                 count_verdicts(by_group[group][budget]) for by_group, _ in claimed if group in by_group
@@ -1103,14 +1153,15 @@ def _mean_share_text(counts: Sequence[VerdictCounts]) -> str:
 
 def document_notes(comparison: Comparison) -> list[str]:
     """Return a sentence on the held-out documents whose likelihood is shown; none if there are none."""
-    runs = [run for row in comparison.table.rows for run in comparison.runs_of(row)]
-    known = [likelihood for run in runs if (likelihood := run.likelihood()) is not None]
-    notes = [
-        f"Likelihoods are those of whole held-out documents of {tokens:,} tokens (ends included), {words:,} "
-        f"words and {size:,} bytes. Equal time is the training time of the fastest network, without "
-        "compilation and evaluation; between evaluations values are interpolated in the logarithm of time."
-        for tokens, words, size in dict.fromkeys((each.tokens, each.words, each.bytes) for each in known)
-    ]
+    known = [*filter(None, (run.likelihood() for run in comparison.finished_runs))]
+    notes = []
+    for tokens, words, size in dict.fromkeys((each.tokens, each.words, each.bytes) for each in known):
+        notes.append(
+            f"Likelihoods are those of whole held-out documents of {tokens:,} tokens (ends included), "
+            f"{words:,} words and {size:,} bytes. Equal time is the training time of the fastest network, "
+            "without compilation and evaluation; between evaluations values are interpolated in the "
+            "logarithm of time."
+        )
     if intervals := [each.bits_per_byte_interval for each in known if each.is_bound]:
         notes.append(
             "≤ marks an upper bound: masked diffusion gives a text no probability that could be computed. It "
@@ -1145,10 +1196,12 @@ def start_notes(comparison: Comparison) -> list[str]:
 
 def text_notes(comparison: Comparison) -> list[str]:
     """Return which corpora the runs read and, for the built-in text, the digests in their records."""
-    runs = [run for row in comparison.trained_rows for run in comparison.runs_of(row)]
-    digests: set[str] = set()
-    for folder in {folder for run in runs for folder in run.stage_folders().values()}:
-        with suppress(SettingError):  # reported with the mismatches
+    folders = set[Path]()
+    for run in comparison.finished_runs:
+        folders.update(run.stage_folders().values())
+    digests = set[str]()
+    for folder in folders:
+        with suppress(SettingError, OSError):  # reported with the mismatches
             digests.add(provenance.read(folder)["data"].get("documentation", ""))
     notes = [
         f"Text of {'; '.join(labels)}: {corpus}." for corpus, labels in _other_corpora(comparison).items()
@@ -1176,13 +1229,14 @@ def undefined_notes(comparison: Comparison) -> list[str]:
     first_rows: dict[str, Row] = {}  # canonical name -> first row of this name; they share their runs
     for row in (*comparison.table.rows, comparison.baseline):
         first_rows.setdefault(comparison.canonical_name(row), row)
-    return [
-        f"{row.label}, seed {run.seed}: {column} is undefined ({task}: {reason}); it is in no mean."
-        for row in first_rows.values()
-        for run in comparison.runs_of(row)
-        for column in run.columns
-        for task, reason in run.undefined(column).items()
-    ]
+    notes = []
+    for row in first_rows.values():
+        for run in comparison.runs_of(row):
+            for column in run.columns:
+                for task, reason in run.undefined(column).items():
+                    score = f"{row.label}, seed {run.seed}: {column}"
+                    notes.append(f"{score} is undefined ({task}: {reason}); it is in no mean.")
+    return notes
 
 
 def mismatch_note(comparison: Comparison) -> str:

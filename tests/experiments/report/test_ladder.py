@@ -13,6 +13,7 @@ from experiments.report.ladder import (
     DECISIONS_TITLE,
     LAWS_TITLE,
     RUNGS_TITLE,
+    kind_and_size,
     ladder_sheets,
     ladders,
     prediction_of,
@@ -26,6 +27,7 @@ from experiments.runs.result import write_result
 from experiments.study.ladder import SIZES, at_size
 from experiments.study.paths import run_folder
 from experiments.study.registry import TABLES, build, equal_rows_among
+from experiments.study.table import Published, make_row
 from lm.config.base import SettingError
 
 FLOPS = np.array([7e11, 1.8e12, 3.7e12, 1e13, 2.1e13])
@@ -187,6 +189,14 @@ def test_kinds_of_the_same_sizes_are_compared_though_the_first_kind_lacks_some()
     sheets = ladder_sheets({"window": part, "lstm": whole, "transformer": whole})
     assert [cell.text for cell in sheets[DECISIONS_TITLE]["size"]] == ["0", "1", "2", "3"]
     assert DECISIONS_TITLE not in ladder_sheets({"window": part, "lstm": whole})
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("gpt-x1", ("gpt", 1.0)), ("gpt-x0.25", ("gpt", 0.25)), ("gpt-x1.0.2", None), ("gpt-x.", None)],
+)
+def test_a_row_has_a_size_if_its_name_ends_in_a_number(name, found):
+    assert kind_and_size(make_row(f"own/{name}", {}, Published(name, {}))) == found
 
 
 def test_a_table_without_sizes_and_one_without_runs_are_refused(tmp_path):

@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -28,10 +29,11 @@ from experiments.figures.draw import draw_plots
 from experiments.processes import progress
 from experiments.report import report, results
 from experiments.report.comparison import Mismatch
-from experiments.report.figures import axis_values, published_standardized_difference
+from experiments.report.figures import axis_values, published_standardized_difference, table_figures
 from experiments.report.order import scale_prediction
 from experiments.report.overrides import with_override_rows
 from experiments.report.page import prediction_samples
+from experiments.report.prediction import read_combined_scores
 from experiments.report.results import Ingredient, find_results
 from experiments.report.text import (
     CLAIMS,
@@ -660,6 +662,7 @@ def test_a_bucket_that_cannot_be_read_is_said_to_be_one_of_the_runs(watched, mon
         ),
         ("edited", "its provenance is unknown: .*origin.json was edited or damaged"),
         (None, "its provenance is unknown: .*origin.json is missing"),
+        ("a folder", "its provenance is unknown: .*Is a directory: .*origin.json"),
     ],
 )
 def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_folder_it_lies_in(
@@ -668,8 +671,10 @@ def test_a_seed_made_of_other_things_than_its_neighbours_is_marked_whatever_fold
     folders = [study(tmp_path / "here"), tmp_path / "there"]
     assert "≠" not in written(folders)[1]
     phase = finish(folders[1], NAMES[2], 7, 60.0) / "finetuning" / "cloze"
-    if other is None:
+    if other in (None, "a folder"):
         (phase / "origin.json").unlink()
+        if other:
+            (phase / "origin.json").mkdir()
     elif other == "edited":
         (phase / "origin.json").write_text((phase / "origin.json").read_text().replace("0.10", "0.11"))
     else:
@@ -1350,11 +1355,55 @@ def test_two_rows_of_one_label_are_not_named_by_the_key_or_the_sign_of_one_of_th
     assert shown == ["base", "as printed", "as printed ≠", "same", "masked"]
 
 
-def test_a_scale_that_is_none_is_refused_before_anything_is_drawn(tmp_path):
-    study(tmp_path)
+def test_rows_of_one_label_each_have_a_curve_and_a_published_score(restored_registry, tmp_path):
+    paper = of_a_paper(std=0.1, held_out=True)
+    same = {key: Published("as printed", {"PPL": LOSSES[key]}) for key in ("better", "worse")}
+    published = {"base": Published("base", {"PPL": LOSSES["base"]})} | same
+    comparison = without_tasks(tmp_path, **paper | {"published": published}).tables["own"].comparison
+    for runs in comparison.runs.values():
+        runs[:] = [replace(run, length_losses={"1": 3.0, "2": 3.5}) for run in runs]
+    figures = table_figures(comparison, dict.fromkeys(comparison.canonical_names, {}))
+    labels = ["base", "as printed (better)", "as printed (worse)", "same", "masked"]
+    assert [*figures["own-lengths"].panels[0].curves] == labels
+    scores = figures["own"].panels[-2:]  # the mean z-score and the column of the paper
+    assert [[*panel.curves[""].x] for panel in scores] == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize(("score", "sign"), [(2.192, ""), (2.193, "▼")])
+def test_a_published_score_has_a_sign_if_it_is_more_than_two_deviations_from_the_baselines(
+    restored_registry, tmp_path, score, sign
+):
+    """2.192 - 2.182 is two deviations, and above 0.01 only by rounding."""
+    given = of_a_paper(std=0.005, held_out=True)
+    scores = {"base": 2.182, "worse": score}
+    published = {key: Published(key, {"PPL": score}) for key, score in scores.items()}
+    comparison = without_tasks(tmp_path, **given | {"published": published}).tables["own"].comparison
+    cells = scores_sheet(comparison)["paper's PPL"]
+    assert [cell.text.split() for cell in cells[:3]] == [["2.182"], ["–"], f"{score} {sign}".split()]
+    assert [cell.bold for cell in cells[:3]] == [True, False, not sign]
+
+
+def test_a_table_of_any_name_and_title_has_its_pictures_in_the_page(restored_registry, tmp_path):
+    add_table(make_table("own:50%", "Scores [of 100]", {"base": {}, "50": {"objective.rate": 0.5}}))
+    for name in ("own:50%/base", "own:50%/50"):
+        finish(tmp_path, name, 0, 50.0)
+    made = report.write_report(tables_of(find("own:50%")), "nano", tmp_path)
+    page = made.path.with_suffix(".html").read_text()
+    assert page.count('<img src="data:image/png;base64,') == len(made.tables["own:50%"].figures) > 0
+
+
+def test_a_scale_that_is_none_is_refused_before_any_run_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "compare_tables", lambda *given: pytest.fail("runs are read"))
     with pytest.raises(SettingError, match="--against nani should be a scale .*nano"):
         report.write_report(RATES, "nano", tmp_path, against="nani")
-    assert not (tmp_path / "nano" / "reports").exists()
+
+
+@pytest.mark.parametrize("tables", [[], {"t": {}}, {"t": {"rows": {"t/a": {"seeds": {}}}}}])
+def test_a_file_that_is_no_results_json_of_this_version_is_refused_by_its_name(tmp_path, tables):
+    path = tmp_path / "other.json"
+    path.write_text(json_with_checksum({"tables": tables}))
+    with pytest.raises(SettingError, match=r"other\.json should be the results\.json of a report"):
+        read_combined_scores(path)
 
 
 def test_the_command_that_trains_missing_runs_is_said_to_be_of_one_table_of_several(tmp_path):
