@@ -239,7 +239,7 @@ def p_text(p):
 def test_the_readme_shows_tau_of_each_table_as_its_report_has_it():
     readme = (ROOT / "README.md").read_text("utf-8")
     files = [RESULTS, *sorted(RESULTS.parent.glob("mini-t5-*.json"))]
-    others = ("mini-glu", "mini-narang", "mini-wettig", "mini-lan", "mini-8x-objective")
+    others = ("mini-glu", "mini-narang", "mini-wettig", "mini-clark", "mini-lan", "mini-8x-objective")
     files += [RESULTS.with_name(f"{name}.json") for name in others]
     tables = [(file, *item) for file in files for item in read_tables(file).items() if item[1]["order"]]
     assert len(re.findall(r"(?m)^\|.* \(p [\d.]+\) \|", readme)) == len(tables)
@@ -254,6 +254,7 @@ def test_the_readme_shows_tau_of_each_table_as_its_report_has_it():
             "glu": "[Shazeer 2020]",
             "narang": "[Narang et al. 2021]",
             "wettig": "[Wettig et al. 2022]",
+            "clark": f"ELECTRA's Table {number}, {len(table['rows'])} ",
             "lan": f"ALBERT's Table {number}, ",
         }
         start = starts[name.partition("/")[0]]
@@ -434,6 +435,30 @@ def test_the_guide_has_what_encoders_whose_layers_share_parameters_reach_and_sco
     judged = [claim for claim in claims if claim["difference"] is not None]
     assert {claim["verdict"] for claim in judged} == {"undecided"} and "No conclusion is decided" in section
     assert all("{:.1f} to {:.1f})".format(*claim["interval"]) in section for claim in judged)
+
+
+def test_the_guide_has_what_each_step_from_bert_to_electra_reaches_and_scores_and_the_verdicts():
+    (table,) = read_tables(RESULTS.with_name("mini-clark.json")).values()
+    section = (DOCS / "study.md").read_text().partition("### Replaced tokens")[2].partition("\n### ")[0]
+    for name, row in table["rows"].items():
+        seeds = [*row["seeds"].values()]
+        losses = f"{mean(each['content_loss'] for each in seeds):.2f}, {seeds[0]['reference_loss']:.2f}"
+        z = [with_deviation(row["combined"][half].values(), 1) for half in ("reading", "language")]
+        tasks = ("follows", "extract", "next", "acceptability")
+        scores = [with_deviation((each["scores"][task] for each in seeds), 1) for task in tasks]
+        cells = [f"`{name.rpartition('/')[2]}`", losses, exit_text(seeds), *z, *scores]
+        assert f"| {' | '.join(cells)} | {row['published']['GLUE']:.1f} |" in section
+    for claim in table["claims"]:
+        better, worse = (claim[side].rpartition("/")[2] for side in ("better", "worse"))
+        cells = [f"{claim['conclusion']} (`{better}` over `{worse}`)"]
+        for half in ("reading", "language"):
+            judged = claim["verdicts"][half]["updates"]
+            cells.append(
+                "{} {:.1f} ({:.1f} to {:.1f})".format(
+                    judged["verdict"], judged["difference"], *judged["interval"]
+                )
+            )
+        assert f"| {' | '.join(cells)} |" in section
 
 
 def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():

@@ -12,6 +12,12 @@ GLUE_HEADS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "squ
 RACE_HEADS = ("race-middle", "race-high")
 WIKIPEDIA_AND_BOOKS = "tfds:wikipedia/20190301.en + text:books"
 
+# With learned positions, which the papers' encoders have, a small encoder stays on the unigram plateau for
+# hundreds or thousands of updates, and with rotary ones it leaves it by update 400 (docs/choices.md). So rows
+# have rotary positions at the small scales, and learned ones at the paper's size.
+ROTARY: Changes = {"model.positions.kind": "rotary"}
+LEARNED: Changes = {"model.positions.kind": "learned"}
+
 # Rows that are compared by their loss on held-out text alone.
 NOT_TUNED: Changes = {"tuning.mixtures": ()}
 
