@@ -162,6 +162,7 @@ def config_json(config: ModelConfig) -> HFConfig:
     """
     expected = semantic_settings(config)
     misfits: dict[str, list[str]] = {}  # model_type -> what it would compute differently
+    num_differing: dict[str, int] = {}  # model_type -> how many settings differ, those that follow included
     failed: set[str] = set()  # those that cannot write such a config.json, or not read it
     for family, write in _candidates(config):
         try:
@@ -173,6 +174,7 @@ def config_json(config: ModelConfig) -> HFConfig:
             continue
         failed.discard(family.model_type)
         differing = [path for path, value in expected.items() if value != written.get(path)]
+        num_differing[family.model_type] = len(differing)
         # A setting that the family does not read follows from another: rotary.base from positions.kind.
         reasons = [path for path in differing if path in written] or differing
         misfits[family.model_type] = [
@@ -185,7 +187,7 @@ def config_json(config: ModelConfig) -> HFConfig:
         family, has_failed = FAMILIES[name], name in failed
         differs = family.template.architecture != config.architecture
         # one that failed has one reason, however far it is
-        count = _count_fixed_misfits(family, expected) if has_failed else len(misfits[name])
+        count = _count_fixed_misfits(family, expected) if has_failed else num_differing[name]
         return differs, count, has_failed
 
     nearest_type = min(misfits, key=distance)
