@@ -115,7 +115,7 @@ TABLES = (
             Conclusion("electra", "all-tokens-mlm", "ELECTRA gains by more than learning faster"),
         ),
     ),
-    # lm sweep clark/3.2-weight-sharing; ten minutes each; in the paper tied embeddings have 84.3
+    # lm sweep clark/3.2-weight-sharing; six minutes each; in the paper tied embeddings have 84.3
     make_table(
         "clark/3.2-weight-sharing",
         "What a generator as large as its discriminator shares with it",
@@ -132,7 +132,7 @@ TABLES = (
         published=_SCORES,
         conclusions=(Conclusion("embeddings", "none", "sharing embeddings helps"),),
     ),
-    # lm sweep clark/1-small; two minutes each, six of the base models; in the paper ELECTRA-Small has 79.9
+    # lm sweep clark/1-small; two minutes each, eight of the base models; in the paper ELECTRA-Small has 79.9
     make_table(
         "clark/1-small",
         "Small models at equal compute",
@@ -161,7 +161,7 @@ TABLES = (
             Conclusion("electra-small", "electra-small-50", "more steps help a small model"),
         ),
     ),
-    # lm sweep clark/2-large; six minutes each, 25 of the longest; in the paper ELECTRA-400K has 89.0
+    # lm sweep clark/2-large; eight minutes each, 35 of the longest; in the paper ELECTRA-400K has 89.0
     make_table(
         "clark/2-large",
         "Large models",
