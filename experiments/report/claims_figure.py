@@ -108,8 +108,7 @@ class ClaimsFigure(FigureSpec):
         ]
         for x, side, head in heads:
             axes.text(x, -0.55, head, ha=side, va="bottom", fontsize=FONT_SIZE)
-        totals = sum((Counter(each.counts) for each in claims), Counter())
-        drawn = [word for word in VERDICTS if totals[word]]
+        drawn = [word for word in VERDICTS if any(each.counts[word] for each in claims)]
         handles = [Patch(facecolor=COLORS[word], edgecolor="black", label=word) for word in drawn]
         figure.legend(
             handles=handles,

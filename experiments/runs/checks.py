@@ -363,11 +363,11 @@ NEEDED_OBJECTIVES: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def _check_objective_of(phase: str, objective: Objective, model: ModelConfig) -> None:
-    """Raise SettingError that names the phase ("": the last) if its objective does not suit its model."""
+    """Raise SettingError that names the phase if its objective does not suit its model."""
     try:
         check_objective(objective, model.architecture)
     except SettingError as error:
-        raise SettingError(f"{phase}: {error}" if phase else str(error)) from error
+        raise SettingError(f"{phase}: {error}") from error
 
 
 def check_phases(experiment: Experiment) -> None:
@@ -380,8 +380,9 @@ def check_phases(experiment: Experiment) -> None:
     named_masks = [*(f"{name}.mask" for name in names), "pretraining.mask"]
     if has_start_pretraining(experiment):
         _check_objective_of("start", experiment.start.objective, models[0])
-    for name, each, objective in zip([*names, ""], models, objectives, strict=True):
+    for name, each, objective in zip(names, models[:-1], objectives[:-1], strict=True):
         _check_objective_of(name, objective, each)
+    check_objective(objectives[-1], models[-1].architecture)
     for named, each, objective in zip(named_masks, models, objectives, strict=True):
         if each.architecture == "encoder" and not objective.has_inputs and not each.is_causal_encoder:
             raise SettingError(

@@ -1,7 +1,7 @@
 """Collect what a run scored and cost from the records of its stages."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -31,35 +31,29 @@ def columns(best: dict[str, dict]) -> dict[str, float | None]:
     return means
 
 
-def held_out(folder: Path | None, earlier: Iterable[Path] = ()) -> dict[str, Any]:
-    """Return the losses on held-out text after the pre-training in ``folder``, and when it left the plateau.
+def held_out(*phases: Path) -> dict[str, Any]:
+    """Return the losses on held-out text after pre-training, and the step at which it left the plateau.
 
-    folder: None without pre-training.
-    earlier: folders of the phases before it, in order, each with losses of its own objective.
+    phases: folders of the phases of pre-training, in order, each with losses of its own objective; none
+    without pre-training.
     A loss that was not measured is None, and so is ``exit_step`` of a model that stayed on the plateau of its
     last phase. ``denoiser_losses`` has a loss per denoiser of a mixture.
     """
-    evaluations = _evaluations(folder) if folder else []
-    last = evaluations[-1] if evaluations else {}
+    last: dict[str, Any] = {}
+    exits: list[int] = []  # steps of evaluations at which the model used its context
+    has_left_last = False
+    for folder in phases:
+        evaluations = [record for record in records(folder) if record["kind"] == "eval"]
+        last = evaluations[-1] if evaluations else {}
+        left = [line["step"] for line in evaluations if "content_loss" in line and has_left(line)]
+        exits += left
+        has_left_last = bool(left)
     values = {name: last.get(name) for name in ("content_loss", "reference_loss", "top_ten_share")}
-    exits = _exit_steps(evaluations)
-    if exits:
-        exits = [step for path in earlier for step in _exit_steps(_evaluations(path))] + exits
     by_denoiser = {
         name.removeprefix(DENOISERS): loss for name, loss in last.items() if name.startswith(DENOISERS)
     }
     losses = {"held_out_loss": last.get("loss")} | ({"denoiser_losses": by_denoiser} if by_denoiser else {})
-    return {**losses, **values, "exit_step": exits[0] if exits else None}
-
-
-def _evaluations(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of a stage's evaluations, in order."""
-    return [record for record in records(folder) if record["kind"] == "eval"]
-
-
-def _exit_steps(evaluations: Sequence[Mapping[str, float]]) -> list[int]:
-    """Return the steps of evaluations at which the model used its context."""
-    return [int(line["step"]) for line in evaluations if "content_loss" in line and has_left(line)]
+    return {**losses, **values, "exit_step": exits[0] if has_left_last else None}
 
 
 def likelihoods(folder: Path, first_step: int) -> list[dict[str, float]]:
@@ -105,9 +99,9 @@ def total(folder: Path, name: str, first_step: int, until: float = inf) -> float
     return sum(line.get(name, mean) * max(min(line["step"], until) - step, 0) for line, step in pairs)
 
 
-def phases_before(stage: Stage) -> list[Path]:
-    """Return the folders of the phases before the last one, in order, without those that have no plateau."""
-    folders = []
+def phases_to(stage: Stage) -> list[Path]:
+    """Return the folders of the phases up to the last, in order; earlier ones that have a plateau alone."""
+    folders = [stage.folder]
     while stage.parent is not None and stage.parent.is_pretraining and not stage.parent.is_start_pretraining:
         stage = stage.parent
         if has_plateau(stage.settings):
@@ -138,7 +132,7 @@ def write_scores(folder: Path, scale: Path, stages: Sequence[Stage], values: Map
     result = {
         **values,
         "columns": columns(values["tasks"]),
-        **(held_out(measured[0].folder, phases_before(measured[0])) if measured else held_out(None)),
+        **held_out(*(phases_to(measured[0]) if measured else ())),
         "likelihoods": likelihoods(scored[0].folder, scored[0].first_step) if scored else [],
         "flops": sum(flops.values()),
         "start_flops": sum(flops[stage.name] for stage in starts),

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from operator import attrgetter
+from typing import NamedTuple
 
 from lm.config.base import SettingError, did_you_mean, from_json, leaves
 from lm.config.model import ModelConfig
@@ -155,45 +156,45 @@ def _replace_settings(template: ModelConfig, settings: Settings) -> ModelConfig:
 # --- from settings to config.json
 
 
+class _Misfit(NamedTuple):
+    """How a model of a family would differ from the one that is to be written."""
+
+    num_differing: int  # settings that differ, those that follow from others included
+    has_failed: bool  # whether no such config.json could be written, or read back
+    reasons: list[str]
+
+
 def config_json(config: ModelConfig) -> HFConfig:
     """Return a config.json whose model computes exactly what ``config`` does; SettingError if none does.
 
     A file that the model was loaded with keeps all fields but those of settings that have changed since.
     """
     expected = semantic_settings(config)
-    misfits: dict[str, list[str]] = {}  # model_type -> what it would compute differently
-    num_differing: dict[str, int] = {}  # model_type -> how many settings differ, those that follow included
-    failed: set[str] = set()  # those that cannot write such a config.json, or not read it
+    misfits: dict[str, _Misfit] = {}  # by model_type
     for family, write in _candidates(config):
         try:
             hf_config = write(family, config)
             written = semantic_settings(_read_back(hf_config, config))
         except SettingError as error:
-            misfits[family.model_type] = [str(error)]
-            failed.add(family.model_type)
+            # one that failed has one reason, however far it is
+            count = _count_fixed_misfits(family, expected)
+            misfits[family.model_type] = _Misfit(count, True, [str(error)])
             continue
-        failed.discard(family.model_type)
         differing = [path for path, value in expected.items() if value != written.get(path)]
-        num_differing[family.model_type] = len(differing)
-        # A setting that the family does not read follows from another: rotary.base from positions.kind.
-        reasons = [path for path in differing if path in written] or differing
-        misfits[family.model_type] = [
-            f"model.{path}={expected[path]!r} should be {written.get(path)!r}" for path in reasons
-        ]
-        if not misfits[family.model_type]:
+        if not differing:
             return hf_config
+        # A setting that the family does not read follows from another: rotary.base from positions.kind.
+        named = [path for path in differing if path in written] or differing
+        reasons = [f"model.{path}={expected[path]!r} should be {written.get(path)!r}" for path in named]
+        misfits[family.model_type] = _Misfit(len(differing), False, reasons)
 
     def distance(name: str) -> tuple[bool, int, bool]:
-        family, has_failed = FAMILIES[name], name in failed
-        differs = family.template.architecture != config.architecture
-        # one that failed has one reason, however far it is
-        count = _count_fixed_misfits(family, expected) if has_failed else num_differing[name]
-        return differs, count, has_failed
+        differs = FAMILIES[name].template.architecture != config.architecture
+        return differs, misfits[name].num_differing, misfits[name].has_failed
 
     nearest_type = min(misfits, key=distance)
-    raise SettingError(
-        f"no published family computes this model; for {nearest_type}, {', '.join(misfits[nearest_type])}"
-    )
+    reasons = misfits[nearest_type].reasons
+    raise SettingError(f"no published family computes this model; for {nearest_type}, {', '.join(reasons)}")
 
 
 def _count_fixed_misfits(family: Family, expected: Settings) -> int:

@@ -210,7 +210,7 @@ def test_a_plateau_is_left_at_the_first_evaluation_a_fifth_of_a_nat_below_no_con
         "top_ten_share": 0.5,
         "exit_step": 200,
     }
-    assert set(held_out(None).values()) == {None}
+    assert set(held_out().values()) == {None}
     assert total(tmp_path, "content_tokens", 0) == 100 * 7 + 300 * 9
 
 
@@ -226,9 +226,9 @@ def test_a_plateau_that_an_earlier_phase_left_is_left_there_unless_the_model_is_
 
     stuck, left = phase("stuck", {100: 5.9, 200: 5.9}, 6.0), phase("left", {300: 4.9, 400: 4.0}, 5.0)
     last, last_stuck = phase("last", {500: 2.0}, 3.0), phase("last-stuck", {500: 2.9}, 3.0)
-    assert held_out(last, [stuck, left])["exit_step"] == 400
-    assert held_out(last, [stuck])["exit_step"] == 500
-    assert held_out(last_stuck, [stuck, left])["exit_step"] is None
+    assert held_out(stuck, left, last)["exit_step"] == 400
+    assert held_out(stuck, last)["exit_step"] == 500
+    assert held_out(stuck, left, last_stuck)["exit_step"] is None
 
 
 # ---- steps

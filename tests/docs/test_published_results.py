@@ -383,6 +383,16 @@ def with_deviation(values, digits):
     return f"{mean(values):z.{digits}f} ± {stdev(values):.{digits}f}"
 
 
+def z_cells(row):
+    """Return the mean z-scores of a row in reading and in language."""
+    return [with_deviation(row["combined"][half].values(), 1) for half in ("reading", "language")]
+
+
+def losses_cell(seeds):
+    """Return the mean content loss of a row, and the loss without context."""
+    return f"{mean(each['content_loss'] for each in seeds):.2f}, {seeds[0]['reference_loss']:.2f}"
+
+
 def exit_text(seeds):
     """Return the steps at which the seeds of a row left the unigram plateau; "" if one has not."""
     exits = sorted({each["exit_step"] or 0 for each in seeds})
@@ -397,14 +407,20 @@ def test_the_guide_has_what_each_share_of_hidden_tokens_reaches_and_scores():
         rate, _, bert = name.rpartition("/")[2].partition("-")
         exit_step, z = exit_text(seeds), ["–", "–"]
         if exit_step:
-            z = [with_deviation(row["combined"][half].values(), 1) for half in ("reading", "language")]
+            z = z_cells(row)
         scores = [
             f"{mean(each['scores'][task] for each in seeds):.1f}"
             for task in ("acceptability", "extract", "next")
         ]
-        losses = f"{mean(each['content_loss'] for each in seeds):.2f}, {seeds[0]['reference_loss']:.2f}"
         label = f"{rate} %, 80/10/10" if bert else f"{rate} %"
-        cells = [label, losses, exit_step or "not left", *z, *scores, f"{row['published']['MNLI']:.1f}"]
+        cells = [
+            label,
+            losses_cell(seeds),
+            exit_step or "not left",
+            *z,
+            *scores,
+            f"{row['published']['MNLI']:.1f}",
+        ]
         assert f"| {' | '.join(cells)} |" in guide
 
 
@@ -424,7 +440,7 @@ def test_the_guide_has_what_encoders_whose_layers_share_parameters_reach_and_sco
         losses = [each["content_loss"] for each in seeds]
         z = ["–", "–"]
         if width == "768":  # the other widths have a baseline that has not left the plateau
-            z = [with_deviation(row["combined"][half].values(), 1) for half in ("reading", "language")]
+            z = z_cells(row)
         here = {"64": 11, "128": 22, "256": 43, "768": 128}[width]
         exit_step = exit_text(seeds) or "not left"
         cells = [width, here, shared[parts], len(seeds), with_deviation(losses, 2), exit_step, *z]
@@ -442,11 +458,9 @@ def test_the_guide_has_what_each_step_from_bert_to_electra_reaches_and_scores_an
     section = (DOCS / "study.md").read_text().partition("### Replaced tokens")[2].partition("\n### ")[0]
     for name, row in table["rows"].items():
         seeds = [*row["seeds"].values()]
-        losses = f"{mean(each['content_loss'] for each in seeds):.2f}, {seeds[0]['reference_loss']:.2f}"
-        z = [with_deviation(row["combined"][half].values(), 1) for half in ("reading", "language")]
         tasks = ("follows", "extract", "next", "acceptability")
         scores = [with_deviation((each["scores"][task] for each in seeds), 1) for task in tasks]
-        cells = [f"`{name.rpartition('/')[2]}`", losses, exit_text(seeds), *z, *scores]
+        cells = [f"`{name.rpartition('/')[2]}`", losses_cell(seeds), exit_text(seeds), *z_cells(row), *scores]
         assert f"| {' | '.join(cells)} | {row['published']['GLUE']:.1f} |" in section
     for claim in table["claims"]:
         better, worse = (claim[side].rpartition("/")[2] for side in ("better", "worse"))
@@ -459,6 +473,10 @@ def test_the_guide_has_what_each_step_from_bert_to_electra_reaches_and_scores_an
                 )
             )
         assert f"| {' | '.join(cells)} |" in section
+    judged = table["claims"][0]["verdicts"]["reading"]["updates"]
+    lead = f"by [{judged['difference']:.1f} deviations](docs/study.md#replaced-tokens)"
+    (told,) = [line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if lead in line]
+    assert "(95 % CI {:.1f} to {:.1f}, three seeds)".format(*judged["interval"]) in told
 
 
 def test_the_guide_has_the_bits_of_diffusion_at_three_budgets_and_the_verdicts():

@@ -13,8 +13,8 @@ RACE_HEADS = ("race-middle", "race-high")
 WIKIPEDIA_AND_BOOKS = "tfds:wikipedia/20190301.en + text:books"
 
 # With learned positions, which the papers' encoders have, a small encoder stays on the unigram plateau for
-# hundreds or thousands of updates, and with rotary ones it leaves it by update 400 (docs/choices.md). So rows
-# have rotary positions at the small scales, and learned ones at the paper's size.
+# hundreds or thousands of updates. With rotary ones it leaves it within 600 (docs/choices.md). So rows have
+# rotary positions at the small scales, and learned ones at the paper's size.
 ROTARY: Changes = {"model.positions.kind": "rotary"}
 LEARNED: Changes = {"model.positions.kind": "learned"}
 

@@ -15,7 +15,7 @@ from experiments.runs.checks import check_agreement, check_phases
 from experiments.runs.phases import phase_settings, tokens_of_text
 from experiments.runs.result import read_result
 from experiments.runs.run import Run
-from experiments.runs.scores import phases_before
+from experiments.runs.scores import phases_to
 from experiments.runs.stages import stages
 from experiments.study.experiment import Experiment, PretrainingPhase
 from experiments.study.overrides import check_overrides_are_read
@@ -259,7 +259,7 @@ def test_the_plateau_may_be_left_in_any_phase_that_hides_tokens_and_in_no_start(
     experiment = decoder(copies, *[PretrainingPhase(0.25, CLM)] * 2, start__steps=3, start__objective=CLM)
     start, *phases = [stage for stage in stages(experiment) if stage.is_pretraining]
     assert start.is_start_pretraining and len(phases) == 4
-    assert phases_before(phases[-1]) == [stage.folder for stage in phases[1:3]]
+    assert phases_to(phases[-1]) == [stage.folder for stage in phases[1:]]
 
 
 def test_masks_of_earlier_phases_are_seen_from_the_model_of_the_last_one(cache):
