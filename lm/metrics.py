@@ -267,6 +267,11 @@ def _best_match(score: Callable[[str, str], float]) -> Metric:
 exact_match: Metric = _best_match(lambda answer, prediction: float(answer == prediction))
 answer_f1: Metric = _best_match(word_f1)
 
+# Metrics that are the mean over examples of their value on each alone
+MEANS_OVER_EXAMPLES: frozenset[Metric] = frozenset({accuracy, exact_match, answer_f1})
+# Names of metrics that are 0 for guesses
+CORRELATIONS = frozenset({"matthews", "pearson", "spearman"})
+
 
 # Groups: a target is (group, value)
 

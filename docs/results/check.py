@@ -181,12 +181,13 @@ def influence(column: Mapping[str, Any], file: Mapping[str, Any], archive: Archi
 
     For a ratio r = sum(a) / sum(b) it is (a_i - r b_i) / sum(b) to the first order; a mean has b = 1.
     """
-    if column["measure"] not in ("bits_above_chance", "bits_per_byte") or len(column["tasks"]) != 1:
+    if column["measure"] in HELD_OUT or len(column["tasks"]) != 1:
         return None
     values = archive.examples.get(file["tasks"].get(column["tasks"][0], {}).get("examples"))
-    if values is None or not len(values):
+    name = "score" if column["measure"] == "score" else "bits"
+    if values is None or not len(values) or name not in values.dtype.names:
         return None
-    a = values["bits"]
+    a = values[name]
     has_bytes = column["measure"] == "bits_per_byte" and "bytes" in values.dtype.names
     b = values["bytes"] if has_bytes else np.ones(len(a))
     return (a - a.sum() / b.sum() * b) / b.sum()

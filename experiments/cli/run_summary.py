@@ -16,6 +16,7 @@ from experiments.runs.paths import find_cache
 from experiments.runs.plateau import PLATEAU_MARGIN, plateau_note
 from experiments.runs.result import UNDEFINED, Result, read_result
 from experiments.runs.sources import Sources
+from experiments.runs.task_scores import chance_score
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import effective_overrides, overrides_of
@@ -26,14 +27,11 @@ from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.words import setting_arguments
 from lm.config.base import SettingError
 from lm.data.corpus.shards import iter_documents
-from lm.data.tasks.benchmarks import TASKS
-from lm.data.tasks.labelled import LABELLED
 from lm.data.tasks.names import is_task_file, task_name
 from lm.data.tasks.task_files import has_tags
 
 CURVES = "curves"  # name of the picture in the folder of a run
 UNIFORM_BITS_PER_BYTE = 8.0
-CORRELATIONS = {"matthews", "pearson", "spearman"}  # metrics that are 0 for guesses
 PROMPT_WORDS = 3
 MAX_EXPONENT = 700.0  # e to the power of more overflows
 
@@ -47,7 +45,7 @@ def summarize(name: str, experiment: Experiment, folder: Path) -> Iterator[str]:
     yield from loss_lines(result, experiment, curves)
     splits = scored_splits(folder)
     for task, best in result.tasks.items():
-        chance = chance_score(task, best)
+        chance = guess_score(task, best)
         beside = "" if chance is None else f" (chance: {chance:.3g})"
         score = f"{best['score']:.2f}" if best["score"] is not None else f"– ({best[UNDEFINED]['score']})"
         rows = f" on {best['rows']:,} examples" if best.get("rows") else ""
@@ -73,24 +71,9 @@ def scored_splits(folder: Path) -> dict[str, str]:
     return splits
 
 
-def chance_score(task: str, best: Mapping[str, Any]) -> float | None:
-    """Return what guessing scores on a task; None where answers are free text.
-
-    Bytes and classes are guessed uniformly; a correlation is then 0.
-    """
-    if best.get("chance") is not None:
-        return best["chance"]
-    if best["measure"] == "bits_per_byte":
-        return UNIFORM_BITS_PER_BYTE
-    known = LABELLED.get(task) or TASKS.get(task)
-    if best["measure"] != "score" or known is None:
-        return None
-    metrics = {name for name in known.metrics if name not in known.unscored_metrics}
-    if metrics <= CORRELATIONS:
-        return 0.0
-    if known.labels and metrics == {"accuracy"}:
-        return 100 / len(known.labels)
-    return None
+def guess_score(task: str, best: Mapping[str, Any]) -> float | None:
+    """Return what guessing scores on a task, for free text by uniform bytes; None where it is unknown."""
+    return UNIFORM_BITS_PER_BYTE if best["measure"] == "bits_per_byte" else chance_score(task, best)
 
 
 def loss_lines(result: Result, experiment: Experiment, curves: Curves) -> Iterator[str]:

@@ -360,13 +360,14 @@ class Comparison:
     def standard_errors_above_chance(self, metric: Metric, name: str) -> float | None:
         """Return how much better than chance a row is [standard errors over seeds and examples].
 
-        None if the chance level or the error is unknown.
+        None if the chance level or the error is unknown: so it is of accuracies whose examples were not kept,
+        since seeds alone say too little about it.
         """
         values = self.values_by_seed(metric)[name]
         deltas = self._bootstrap_deltas[metric.name].get(name, {})
-        example_variance = np.var(np.mean([*deltas.values()], axis=0)) if deltas else 0.0
-        if metric.chance is None or not values:
+        if metric.chance is None or not values or (metric.measure == "score" and not deltas):
             return None
+        example_variance = np.var(np.mean([*deltas.values()], axis=0)) if deltas else 0.0
         error = sqrt(example_variance + sample_variance([*values.values()]) / len(values))
         if not error:
             return None
@@ -809,9 +810,9 @@ def to_baseline_verdict(test: PairedTest) -> BaselineVerdict:
 def example_bootstrap_deltas(comparison: Comparison, metric: Metric) -> dict[str, dict[int, np.ndarray]]:
     """Return row -> seed -> the bootstrap deltas of a metric over its examples, [NUM_RESAMPLES].
 
-    This covers only metrics of one task that are measured in bits, for runs that kept the values of single
-    examples; {} for others. All runs get the same resamples. Runs whose examples differ from those of most
-    runs in number or size are left out, with a warning.
+    This covers only metrics of one task that are means over examples, or bits of all of them per byte, for
+    runs that kept the values of single examples; {} for others. All runs get the same resamples. Runs whose
+    examples differ from those of most runs in number or size are left out, with a warning.
     """
     if metric.is_held_out or len(metric.tasks) > 1:
         return {}

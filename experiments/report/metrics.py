@@ -17,6 +17,7 @@ import numpy as np
 from experiments.figures.panels import Score
 from experiments.report.statistics import expected_median_variance, sample_variance
 from experiments.runs.result import Result, likelihood_of
+from experiments.runs.task_scores import chance_score
 from experiments.study.claims import compared_columns
 from experiments.study.experiment import Experiment
 from experiments.study.table import Table
@@ -104,9 +105,11 @@ class Metric:
         """Return numerators [N] and denominators [N], one per example of the metric's task.
 
         The sum of numerators over the sum of denominators is the metric's value, so it can be recomputed on
-        resampled examples. None unless the metric is measured in bits and ``values`` (name -> [N], as the run
-        saved them) has the bits of each example.
+        resampled examples. None unless ``values`` (name -> [N], as the run saved them) has what the metric is
+        made of: the bits of each example, or the score of each.
         """
+        if self.measure == "score" and "score" in values:
+            return values["score"], np.ones(len(values["score"]))
         if self.measure not in UNITS or "bits" not in values:
             return None
         bits = values["bits"]
@@ -158,6 +161,8 @@ def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metr
     most like it, which the scores name as "like".
     """
     first = next(iter(tasks.values()))
+    chances = [chance_score(task, best) for task, best in tasks.items()]
+    known_chances = [chance for chance in chances if chance is not None]
     paper_column = name if name in published else first.get("like")
     task_metrics: dict[str, None] = {}  # each once
     for best in tasks.values():
@@ -167,7 +172,7 @@ def _task_metric(name: str, tasks: TaskScores, published: Sequence[str]) -> Metr
         tuple(tasks),
         first.get("measure", "score"),
         paper_column=paper_column if paper_column in published else None,
-        chance=first.get("chance"),
+        chance=mean(known_chances) if len(known_chances) == len(tasks) else None,
         task_metrics=tuple(task_metrics),
         # "" of tasks of papers and benchmarks: they cannot be answered without their input
         half=first.get("half") or "reading",

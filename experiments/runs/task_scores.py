@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from experiments.runs.result import UNDEFINED
+from lm.data.tasks.benchmarks import TASKS
+from lm.data.tasks.labelled import LABELLED
 from lm.data.tasks.task import BaseTask
 from lm.files import json_with_checksum, parse_with_checksum, write
 from lm.metrics import Undefined, Value, defined_values, undefined_reasons
@@ -61,12 +63,25 @@ def task_score(task: BaseTask, step: int, metrics: Mapping[str, Value]) -> dict[
         "half": task.half,
         "metric": " and ".join(metric for metric in task.metrics if metric not in task.unscored_metrics),
         "measure": task.measure,
-        "chance": 0.0 if task.measure == "bits_above_chance" else None,
+        "chance": task.chance,
         "step": step,
         "score": known.get("score"),
         "metrics": {name: known.get(name) for name in metrics if name != "score"},
         **({UNDEFINED: undefined} if undefined else {}),
     }
+
+
+def chance_score(task: str, best: Mapping[str, Any]) -> float | None:
+    """Return what guessing scores on a task; None where it is unknown.
+
+    best: what ``scores.json`` says of the task. If it lacks the value, a built-in task of this name has it.
+    """
+    if best.get("chance") is not None:
+        return best["chance"]
+    for known in (LABELLED.get(task), TASKS.get(task)):
+        if known is not None and known.measure == best["measure"]:
+            return known.chance
+    return None
 
 
 def read_report_scores(folder: Path) -> dict[str, Any]:

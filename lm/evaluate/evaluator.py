@@ -58,10 +58,11 @@ def predict(model: Any, eval_task: EvalTask, shard_batch: Callable) -> list[Any]
 def score_task(
     model: Any, eval_task: EvalTask, shard_batch: Callable, path: Path | None
 ) -> tuple[dict[str, Value], ExampleValues]:
-    """Return the metrics of a task, and the likelihood of the right answer of each row.
+    """Return the metrics of a task, and what its score is made of, row by row.
 
     The metrics are those of the model's predictions, which are written to ``path``, and those of the right
-    answers' likelihood. ``score`` is the one that ``task.measure`` names.
+    answers' likelihood. ``score`` is the one that ``task.measure`` names. The values of rows are their scores
+    if it is the mean of them, or else those of ``GoldLikelihoods.example_values``.
     """
     task, metrics, values = eval_task.task, dict[str, Value](), ExampleValues()
     if eval_task.rows:
@@ -75,6 +76,10 @@ def score_task(
         values = likelihoods.example_values()
     if task.measure != "score":
         metrics["score"] = metrics[task.measure]
+    elif eval_task.rows:
+        scores = task.example_scores(eval_task.rows, predictions)
+        if scores is not None:
+            values = {"score": scores}
     return metrics, values
 
 

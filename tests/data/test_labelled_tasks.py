@@ -93,6 +93,29 @@ def test_right_outputs_are_read_as_right_answers(name, architecture):
         assert all(len(values) == 3 for values in batch.features().values())
 
 
+@pytest.mark.parametrize("name", ("acceptability", "follows", "extract", "next", "mnli", "race-high"))
+def test_the_mean_of_the_scores_of_single_rows_is_the_score_of_all(name):
+    task, rows = LABELLED[name], DOCUMENTATION[name]
+    answers = ["handler", "", "other", "handler", ""] if task.kind == "span" else [1] * len(rows)
+    scores = task.example_scores(rows, answers)
+    assert {*scores} == {0, 100}
+    assert scores.mean() == pytest.approx(task.evaluate(rows, answers)["score"])
+
+
+@pytest.mark.parametrize("name", ("stsb", "qqp", "roles"))
+def test_a_score_that_is_no_mean_over_rows_has_none_of_single_rows(name):
+    rows = DOCUMENTATION[name]
+    assert LABELLED[name].example_scores(rows, [LABELLED[name].target(row) for row in rows]) is None
+
+
+@pytest.mark.parametrize("name", [name for name, task in LABELLED.items() if task.kind == "choice"])
+def test_a_choice_has_as_many_candidates_as_its_chance_says(name):
+    task = LABELLED[name]
+    if name in DOCUMENTATION:
+        assert {len(task.texts(row)) for row in DOCUMENTATION[name]} == {task.num_candidates}
+    assert task.chance == pytest.approx(100 / task.num_candidates)
+
+
 def test_a_row_is_framed_as_each_architecture_reads_it():
     row, a, b = DOCUMENTATION["follows"][:1], VOCABULARY.encode("first 0"), VOCABULARY.encode("second 0")
     batches = {

@@ -25,6 +25,7 @@ LEVELS = {"prefix-lm": 2.0, "bert-style": 3.0, "deshuffling": 2.5, "baseline": 1
 MEASURES = {
     "cloze": "bits_above_chance",
     "restore": "bits_per_byte",
+    "follows": "score",
     "agreement": "bits_above_chance",
     "determiners": "bits_above_chance",
 }
@@ -32,26 +33,29 @@ EXAMPLES, SEEDS = 60, 3
 
 
 def finish(runs: Path, name: str, seed: int) -> None:
-    """Write a finished run with two tasks of each half, scored after half and all of its pre-training."""
+    """Write a finished run with five tasks of both halves, scored after half and all of its pre-training."""
     rng = np.random.default_rng([seed, *name.encode()])
     folder, level = run_folder(runs, "nano", name, seed, {}), LEVELS[REGISTRY[name].key]
     experiment = build(name, "nano", {"seed": seed})
     save_settings(folder, experiment)
     tasks, branches = {}, {}
     for place, (task, measure) in enumerate(MEASURES.items()):
-        is_reading = place < 2
+        is_reading = place < 3
         bits = (level if is_reading else 4 - level) + rng.normal(size=EXAMPLES)
         if measure == "bits_per_byte":
             bits = 9 - bits
         bits += 0.1 * rng.normal()
-        value = float(bits.mean())
+        values = {"bits": bits}
+        if measure == "score":  # a head's answers, right or wrong
+            values = {"score": 100.0 * (bits > 2.0)}
+        value = float(np.mean([*values.values()]))
         metrics = {measure: value}
         best = {"column": task, "metric": "em", "measure": measure, "step": 9, "score": value}
         best |= {"half": "reading" if is_reading else "language", "metrics": metrics}
-        best |= {"chance": 0.0 if measure == "bits_above_chance" else None}
+        best |= {"chance": {"bits_above_chance": 0.0, "score": 50.0}.get(measure)}
         half = best | {"score": 0.8 * value, "metrics": {measure: 0.8 * value}}
         branches[task] = {str(experiment.pretraining.steps // 2): half}
-        digest = write_example_values(folder / "finetuning", task, {"bits": bits})
+        digest = write_example_values(folder / "finetuning", task, values)
         tasks[task] = best | {"examples": digest, "rows": EXAMPLES}
     flops = 1e9 * (2 if name.endswith("deshuffling") else 1)
     counted = {"content_loss": 5.0, "reference_loss": 6.0, "exit_step": 10, "flops": flops}

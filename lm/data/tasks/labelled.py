@@ -50,14 +50,24 @@ def labelled_version(text_task: str, kind: HeadKind, texts: str | ReadTexts, **s
 
 
 def multiple_choice(
-    name: str, source: str, stem: str, candidates: ReadTexts, **settings: Any
+    name: str, source: str, stem: str, candidates: ReadTexts, num_candidates: int, **settings: Any
 ) -> LabelledTask:
     """Return a task to choose the candidate that goes with the field ``stem``."""
 
     def texts(row: Row) -> tuple[tuple[str, str], ...]:
         return tuple((row[stem], text) for text in candidates(row))
 
-    return LabelledTask(name, source, "SGLUE", label_of, ACCURACY, "choice", texts, **settings)
+    return LabelledTask(
+        name,
+        source,
+        "SGLUE",
+        label_of,
+        ACCURACY,
+        "choice",
+        texts,
+        num_candidates=num_candidates,
+        **settings,
+    )
 
 
 # what models read, targets and spans, by the data set's fields
@@ -174,7 +184,7 @@ _TASKS = (
         **CLASSES,
     ),
     labelled_version("extract", "span", "question context", answer_span=span_after_cue),
-    labelled_version("next", "choice", next_candidates, **CLASSES),
+    labelled_version("next", "choice", next_candidates, num_candidates=4, **CLASSES),
     labelled_version("cola", "classes", "sentence"),
     labelled_version("sst2", "classes", "sentence"),
     labelled_version("mrpc", "classes", "sentence1 sentence2"),
@@ -184,11 +194,11 @@ _TASKS = (
     labelled_version("rte", "classes", "sentence1 sentence2"),
     labelled_version("stsb", "regression", "sentence1 sentence2"),
     labelled_version("squad", "span", "question context", answer_span=squad_span, target=squad_answers),
-    labelled_version("copa", "choice", copa_candidates),
-    multiple_choice("piqa", "piqa", "goal", itemgetter("sol1", "sol2")),
-    multiple_choice("codah", "codah", "prompt", itemgetter("endings")),
-    multiple_choice("race-middle", "race/middle", "passage", race_candidates, derive_rows=race_questions),
-    multiple_choice("race-high", "race/high", "passage", race_candidates, derive_rows=race_questions),
+    labelled_version("copa", "choice", copa_candidates, num_candidates=2),
+    multiple_choice("piqa", "piqa", "goal", itemgetter("sol1", "sol2"), 2),
+    multiple_choice("codah", "codah", "prompt", itemgetter("endings"), 4),
+    multiple_choice("race-middle", "race/middle", "passage", race_candidates, 4, derive_rows=race_questions),
+    multiple_choice("race-high", "race/high", "passage", race_candidates, 4, derive_rows=race_questions),
     LabelledTask(
         "pos", EWT, "GLUE", UPOS_TAGS, TAG_ACCURACY, "tokens", tokens, labels=UPOS, validation="dev"
     ),

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from lm.config.base import DataError, SettingError
 from lm.data.corpus.spec import dataset_rows
 from lm.data.corpus.tables import TableRows
 from lm.data.corpus.tfds import OnCorrupt, Row
-from lm.metrics import Metric, Value, check_lengths, mean_value
+from lm.metrics import CORRELATIONS, MEANS_OVER_EXAMPLES, Metric, Value, check_lengths, mean_value
 
 PaperColumn = Literal["GLUE", "CNNDM", "SQuAD", "SGLUE", "EnDe", "EnFr", "EnRo"]  # Raffel et al. 2020
 # The score of a task: the mean of its metrics, or a measure by likelihood (lm.evaluate.ranked_choice).
@@ -98,6 +100,25 @@ class BaseTask:
         """Return 1 if a higher ``measure`` is better, -1 if a lower one is."""
         return -1 if self.measure in LOWER_IS_BETTER else 1
 
+    @property
+    def num_answers(self) -> int | None:
+        """Return among how many answers the model chooses; None if it writes or marks its answer."""
+        return len(self.labels) or None
+
+    @property
+    def chance(self) -> float | None:
+        """Return the score of uniform guesses; None where it depends on the rows, as with free text."""
+        if self.measure == "bits_above_chance":
+            return 0.0
+        scored = {name for name in self.metrics if name not in self.unscored_metrics}
+        if self.measure != "score" or not scored:
+            return None
+        if scored <= CORRELATIONS:
+            return 0.0
+        if scored == {"accuracy"} and self.num_answers is not None:
+            return 100 / self.num_answers
+        return None
+
     def evaluate(self, rows: Sequence[Row], predictions: Sequence[Any]) -> dict[str, Value]:
         """Return all metrics of predictions, and ``score``: the mean of those that are scored.
 
@@ -106,10 +127,27 @@ class BaseTask:
         check_lengths(rows, predictions)
         self.check_labels(rows)
         targets = [self.target(row) for row in rows]
-        values = [self.postprocess(answer, row) for answer, row in zip(predictions, rows, strict=True)]
-        metrics = {name: metric(targets, values) for name, metric in self.metrics.items()}
+        answers = self._answers(rows, predictions)
+        metrics = {name: metric(targets, answers) for name, metric in self.metrics.items()}
         scored = {name: value for name, value in metrics.items() if name not in self.unscored_metrics}
         return metrics | {"score": mean_value(scored)}
+
+    def example_scores(self, rows: Sequence[Row], predictions: Sequence[Any]) -> np.ndarray | None:
+        """Return the score of each row alone, float64 [N], whose mean is the score of all.
+
+        None if a metric of the score is not such a mean: a correlation, or the F1 of a class.
+        """
+        scored = [metric for name, metric in self.metrics.items() if name not in self.unscored_metrics]
+        if not MEANS_OVER_EXAMPLES.issuperset(scored):
+            return None
+        scores = []
+        for row, answer in zip(rows, self._answers(rows, predictions), strict=True):
+            scores.append([metric([self.target(row)], [answer]) for metric in scored])
+        return np.array(scores, np.float64).mean(1)
+
+    def _answers(self, rows: Sequence[Row], predictions: Sequence[Any]) -> list[Any]:
+        """Return what metrics compare with the targets."""
+        return [self.postprocess(answer, row) for answer, row in zip(predictions, rows, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,10 +208,15 @@ class LabelledTask(BaseTask):
     answer_span: Callable[[Row], tuple[int, int] | None] | None = None
     # returns the rows of the task from those of the source; None: they are the same
     derive_rows: Callable[[Sequence[Row]], Sequence[Row]] | None = None
+    num_candidates: int | None = None  # of each row of a choice; None: rows differ in it
 
     def rows(self, split: str, cache: Path, corrupt: OnCorrupt = "stop") -> Sequence[Row]:
         rows = super().rows(split, cache, corrupt)
         return self.derive_rows(rows) if self.derive_rows else rows
+
+    @property
+    def num_answers(self) -> int | None:
+        return self.num_candidates if self.kind == "choice" else super().num_answers
 
     def to_text(self, row: Row) -> tuple[Any, Any]:
         """Return what the model reads in a row (``texts``, not one formatted text), and the target.

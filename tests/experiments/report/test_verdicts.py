@@ -736,6 +736,25 @@ def test_a_row_whose_seeds_agree_and_whose_examples_are_unknown_has_no_distance_
     assert comparison.standard_errors_above_chance(comparison.metrics[0], BASE) is None
 
 
+def test_an_accuracy_is_above_chance_by_the_errors_of_seeds_and_kept_examples_or_nothing_is_said(tmp_path):
+    comparison = study(tmp_path, seeds=3)
+    right = 100.0 * (np.arange(EXAMPLES) < 0.6 * EXAMPLES)
+    for runs in comparison.runs.values():
+        for each in runs:
+            each.tasks["cloze"] |= {"measure": "score", "score": right.mean(), "metrics": {}, "chance": 50.0}
+    without = Comparison(TABLE, comparison.runs, comparison.experiments, lambda line: None)
+    assert without.metrics[0].chance == 50
+    assert without.standard_errors_above_chance(without.metrics[0], BASE) is None
+    for runs in comparison.runs.values():
+        for each in runs:
+            stage = each.folder / "finetuning"
+            each.tasks["cloze"]["examples"] = write_example_values(stage, "cloze", {"score": right})
+    kept = Comparison(TABLE, comparison.runs, comparison.experiments, pytest.fail)
+    errors = kept.standard_errors_above_chance(kept.metrics[0], BASE)
+    assert errors == pytest.approx(10 / (right.std() / EXAMPLES**0.5), rel=0.03)
+    assert kept.noise["cloze"].examples == pytest.approx(right.std() / EXAMPLES**0.5, rel=0.03)
+
+
 def test_the_baselines_answers_are_shown_in_each_metric_of_a_task(tmp_path):
     comparison = study(tmp_path, seeds=2)
     for each in (each for runs in comparison.runs.values() for each in runs):

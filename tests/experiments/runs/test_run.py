@@ -21,7 +21,7 @@ from experiments.cli import COMMANDS, demo
 from experiments.cli.generate import generate
 from experiments.cli.run_options import Options, RowRun
 from experiments.cli.run_summary import (
-    chance_score,
+    guess_score,
     loss_lines,
     memorising_note,
     report_command,
@@ -484,13 +484,15 @@ def test_the_report_that_is_told_of_compares_the_run_with_what_has_been_run(othe
         ("mnli", "score", 100 / 3),
         ("cola", "score", 0.0),
         ("stsb", "score", 0.0),
+        ("next", "score", 25.0),
+        ("mrpc", "score", None),
         ("squad", "score", None),
         ("gone", "score", None),
     ],
 )
 def test_a_score_is_told_beside_what_guessing_comes_to(task, measure, chance):
     known = 0.0 if measure == "bits_above_chance" else None
-    assert chance_score(task, {"measure": measure, "chance": known}) == chance
+    assert guess_score(task, {"measure": measure, "chance": known}) == chance
 
 
 def test_an_unwritable_folder_is_refused(runs, tmp_path):

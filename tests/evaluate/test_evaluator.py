@@ -1,0 +1,36 @@
+"""Laws of scoring a model on a task."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lm.data.classification import Reader, labelled_eval_batches
+from lm.data.tasks.labelled import LABELLED
+from lm.evaluate.evaluator import EvalTask, score_task
+from lm.tokenizers.sentencepiece import ByteTokenizer
+
+ROWS = [{"sentence1": f"first {i}", "sentence2": "second", "label": int(i > 2)} for i in range(5)]
+
+
+def scored(name, rows):
+    """Scores a head that answers class 0 to each row of a task, in batches of three."""
+    reader = Reader(LABELLED[name], ByteTokenizer(100), "encoder", 100)
+    place = partial(jax.device_put, device=NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec()))
+    batches = labelled_eval_batches(reader, rows, 3)
+    logits = jnp.tile(jnp.array([1.0, 0.0]), (3, 1))
+    task = EvalTask(reader.task, rows, batches, lambda model, batch: logits, reader.answer)
+    return score_task(None, task, place, None)
+
+
+def test_a_head_keeps_the_score_of_each_row_of_which_its_score_is_the_mean():
+    metrics, values = scored("follows", ROWS)
+    np.testing.assert_array_equal(values["score"], [100, 100, 100, 0, 0])
+    assert metrics == {"accuracy": 60, "score": 60}
+
+
+def test_a_correlation_has_no_score_of_a_single_row():
+    metrics, values = scored("cola", [{"sentence": f"{i}", "label": i % 2} for i in range(5)])
+    assert metrics["score"] == 0 and not values
