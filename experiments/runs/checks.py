@@ -248,7 +248,8 @@ def check_device_memory(experiment: Experiment, sizes: Mapping[str, int]) -> Non
         return
     model, data, vectors = experiment.model, experiment.data, experiment.vectors
     training, tuning = experiment.pretraining, experiment.tuning
-    for multiple in data.held_out_lengths if training.steps else ():
+    multiples = data.held_out_lengths if training.steps else ()
+    for multiple in multiples:
         named = f"data.inputs_length={data.inputs_length}, pretraining.batch_size={training.batch_size}"
         if multiple > 1:
             named += f", data.held_out_lengths={data.held_out_lengths}"
@@ -298,7 +299,9 @@ def check_names(experiment: Experiment, sources: Sources) -> None:
         find_labelled(name)
     if data.vocabulary.endswith(".model") and not Path(data.vocabulary).is_file():
         raise SettingError(f"data.vocabulary={data.vocabulary!r} does not exist; name a .model file")
-    for part in corpus_parts(data.corpus) if reads_corpus(experiment) else ():
+    if not reads_corpus(experiment):
+        return
+    for part in corpus_parts(data.corpus):
         # The built-in text is made later, before the tasks that are made from it.
         if not is_documentation(part) or part == OFFLINE:
             sources.corpus(part, "train")
@@ -486,7 +489,9 @@ def check_heads(experiment: Experiment) -> None:
         targets = f"objective.targets={objective.targets!r}"
         raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with {targets}")
     for head, fields in NEEDED_OBJECTIVES.items():
-        for field, values in fields.items() if head in heads else ():
+        if head not in heads:
+            continue
+        for field, values in fields.items():
             if (found := getattr(objective, field)) not in values:
                 expected = " or ".join(map(repr, values))
                 raise SettingError(f"model.heads={heads} needs objective.{field}={expected}, not {found!r}")
@@ -522,7 +527,9 @@ def exported_heads(experiment: Experiment) -> Iterator[str]:
     """Yield a line for each head that `lm convert export` writes, with its class in transformers."""
     from lm.convert import SENTENCE_TRANSFORMER, head_class_name
 
-    for name in experiment.tuning.heads if finetunes(experiment) else ():
+    if not finetunes(experiment):
+        return
+    for name in experiment.tuning.heads:
         task = find_labelled(name)
         if why_not_exportable(experiment, task):
             continue
@@ -799,8 +806,10 @@ def describe_architecture(model: ModelConfig) -> str:
 
 def check_answer_lengths(experiment: Experiment, vocabulary: Tokenizer) -> None:
     """Raise SettingError if a label is longer than ``targets_length``: cut off, it could never be right."""
+    if not learns_mixtures(experiment):
+        return
     boundary = boundary_tokens(experiment.model, vocabulary)
-    for name in experiment.tuning.mixtures if learns_mixtures(experiment) else ():
+    for name in experiment.tuning.mixtures:
         room = mixture(name).targets_length - len(boundary.prefix) - 1
         for task in mixture(name):
             longest = max(task.labels, key=lambda label: len(vocabulary.encode(label)), default="")
