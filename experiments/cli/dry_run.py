@@ -34,7 +34,7 @@ from experiments.study.experiment import Experiment
 from lm.config.base import SettingError
 from lm.data.corpus import tfds
 from lm.data.corpus.spec import corpus_parts, corpus_shards, is_documentation
-from lm.data.documentation.packages import UNFILTERED
+from lm.data.documentation.corpus import UNFILTERED, VERSION
 from lm.data.tasks.mixtures import mixture
 from lm.files import parse_with_checksum
 
@@ -49,8 +49,8 @@ PROGRAMS_PER_STAGE = 2  # the training step and the evaluation, which take about
 CACHED_SECONDS = 2.0  # a program that was there so quickly came out of the cache
 # of a task that is scored on all of its rows; supposed, since a dry run reads no data
 ROWS_OF_TASK = 2_000
-# likelihoods that are compared per row of a task that is answered by text; a mean over the tasks of the
-# documentation
+# forward passes per row of a task that is answered by text: in the tasks of the documentation the likelihoods
+# of 1 to 4 answers are compared, of 2.3 on average, and for some rows an answer is generated too
 ANSWERS_PER_ROW = 3
 MIN_SECONDS_FOR_H100_LINE = 3_600.0  # a total from which the time on an H100 is shown too [seconds]
 MIN_H100_SECONDS = 60.0  # a shorter time on an H100 is not shown, since it says nothing [seconds]
@@ -177,7 +177,7 @@ def estimate_costs(remaining: Iterable[tuple[Stage, int]], speeds: Sequence[tupl
 def evaluated_rows(stage: NetworkStage, steps: int) -> int:
     """Return about how many rows a stage still evaluates: during its last ``steps``, and to be scored.
 
-    A row of a task that is answered by text counts as often as answers to it are compared.
+    A row of a task that is answered by text counts ANSWERS_PER_ROW times.
     """
     tuning = stage.settings.tuning
     answers = 1 if stage.has_head else ANSWERS_PER_ROW
@@ -404,7 +404,7 @@ def documentation_to_make(
             sets.add("documentation/corpus" if is_corpus else part.removeprefix("tfds:"))
         sets.update(filter(is_documentation, task_sources(run.experiment, of_run).values()))
     names = sorted(name.partition(":")[0] for name in sets)
-    return [name for name in names if tfds.newest_version(name, "*.*.*", folder) is None]
+    return [name for name in names if tfds.newest_version(name, VERSION, folder) is None]
 
 
 def corpora_of(experiment: Experiment) -> list[str]:

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from experiments import __main__ as cli
+from lm.data.documentation.corpus import VERSION
 
 ROW = "t5/1-baseline/baseline"
 
@@ -38,9 +39,13 @@ def test_text_that_is_still_to_be_made_is_named(dry_run, tmp_path):
     said = dry_run()
     assert "still to be made" in said and "missing" not in said
     assert "documentation/corpus, documentation/determiners, documentation/extract" in said
-    made = tmp_path / "runs/cache/tfds/documentation/corpus/3.0.0"
-    made.mkdir(parents=True)
-    (made / "dataset_info.json").touch()
+    for name, version in (
+        ("corpus", VERSION),
+        ("extract", "1.0.0"),
+    ):  # one of them was made by an old version
+        made = tmp_path / "runs/cache/tfds/documentation" / name / version
+        made.mkdir(parents=True)
+        (made / "dataset_info.json").touch()
     said = dry_run()
     assert "documentation/corpus" not in said and "documentation/extract" in said
 
