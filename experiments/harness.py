@@ -31,7 +31,7 @@ class StudyModel(LM):
             names = ("run", "mixture", "max_length")
             raise SettingError(f"--model_args {unknown[0]}: unknown{did_you_mean(unknown[0], names)}")
         trained = open_run(Path(run), language_models(stages_of(Path(run)), mixture), mixture)
-        print(trained.which, file=sys.stderr)  # the tables are what is printed
+        print(trained.description, file=sys.stderr)  # the tables are what is printed
         self.texts = texts_of_run(trained, max_length)
 
     @property

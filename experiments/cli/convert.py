@@ -98,12 +98,12 @@ def export_checkpoint(
     from experiments.runs.kinds.head import HeadFinetuning
     from experiments.runs.model_card import CARD, model_card
     from experiments.runs.stages import stages_of
-    from experiments.runs.trained import chosen, networks
+    from experiments.runs.trained import networks, select_stage
     from lm import convert, sharding
 
     convert.check_new_folder(folder)
     models = {stage.name: stage for stage in networks(stages_of(run)) if stage.has_text_model}
-    stage = chosen(run, models, mixture)
+    stage = select_stage(run, models, mixture)
     mesh, files = sharding.make_mesh(stage.settings.mesh), dict[str, bytes]()
     model: Transformer | ModelWithHead
     labels: tuple[str, ...] = ()
@@ -131,13 +131,13 @@ def export_checkpoint(
 
 def tokenizer_of_text(stage: "NetworkStage") -> dict[str, bytes]:
     """Return ``{name: contents}`` of the tokenizer of a stage; nothing if it was imported without one."""
-    from experiments.runs.trained import frame
+    from experiments.runs.trained import boundary_ids
 
     folder = stage.folder / TOKENIZER_FOLDER
     if folder.is_dir() and not any(folder.iterdir()):
         return {}
     vocabulary = stored_vocabulary(stage.folder, stage.settings)
-    return {**vocabulary.export_files(*frame(stage, vocabulary))}
+    return {**vocabulary.export_files(*boundary_ids(stage, vocabulary))}
 
 
 def tokenizer_of_head(stage: "HeadFinetuning", *, pads_always: bool) -> dict[str, bytes]:

@@ -1,13 +1,17 @@
-"""``--dry-run``: what a run or a sweep would train, in what time here, and which data are missing."""
+"""``--dry-run``: what a run or a sweep would train, in what time here, and which data are missing.
+
+The time is that of training steps and evaluations, at the speed of earlier runs here, and of compiling. Of an
+evaluation it is known how many rows it reads, but for how many answers a task compares: that is supposed.
+"""
 
 import heapq
 import time
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 from rich.markup import escape
 
@@ -16,19 +20,21 @@ from experiments.cli.status import is_in_training, last_record
 from experiments.console import CONSOLE, MISSING, show_listing
 from experiments.processes.progress import duration
 from experiments.runs.checks import check_agreement
+from experiments.runs.inputs import run_reads_corpus
 from experiments.runs.kinds.network import NetworkStage
+from experiments.runs.kinds.pretraining import NUM_VALIDATION_SEQUENCES
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.kinds.vectors import SkipGram
 from experiments.runs.result import read_result
 from experiments.runs.stages import stages
 from experiments.runs.status import saved_steps
+from experiments.runs.task_scores import read_report_scores
+from experiments.runs.vocabulary import vocabulary_corpus
 from experiments.study.experiment import Experiment
 from lm.config.base import SettingError
-from lm.config.model import ModelConfig
 from lm.data.corpus import tfds
 from lm.data.corpus.spec import corpus_parts, corpus_shards, is_documentation
-from lm.data.packing import row_length
-from lm.data.tasks.labelled import find_labelled
+from lm.data.documentation.corpus import UNFILTERED, VERSION
 from lm.data.tasks.mixtures import mixture
 from lm.files import parse_with_checksum
 
@@ -41,6 +47,11 @@ MATMUL_SIZE = 1_024
 COMPILE_SECONDS = 10.0
 PROGRAMS_PER_STAGE = 2  # the training step and the evaluation, which take about the same time to compile
 CACHED_SECONDS = 2.0  # a program that was there so quickly came out of the cache
+# of a task that is scored on all of its rows; supposed, since a dry run reads no data
+ROWS_OF_TASK = 2_000
+# forward passes per row of a task that is answered by text: in the tasks of the documentation the likelihoods
+# of 1 to 4 answers are compared, of 2.3 on average, and for some rows an answer is generated too
+ANSWERS_PER_ROW = 3
 MIN_SECONDS_FOR_H100_LINE = 3_600.0  # a total from which the time on an H100 is shown too [seconds]
 MIN_H100_SECONDS = 60.0  # a shorter time on an H100 is not shown, since it says nothing [seconds]
 H100 = "NVIDIA H100"
@@ -56,9 +67,9 @@ WIDE_D_MODEL = 512  # width from which matrix products keep a large GPU busy [fe
 def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None:
     """Print the steps, FLOP and expected time that are left of each run, and which data are missing.
 
-    The time of a run is that of its training steps. That of all runs adds compiling each program once:
-    programs are cached on disk, so that another seed of a row compiles nothing. SettingError for settings
-    that contradict each other.
+    The time of a run is that of its training steps and evaluations. That of all runs adds compiling each
+    program once: programs are cached on disk, so that another seed of a row compiles nothing. SettingError
+    for settings that contradict each other.
     """
     for run in wanted:
         check_agreement(run.experiment)
@@ -70,7 +81,7 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     is_measured = True
     seen: set[Path] = set()
     compiled: set[Hashable] = set()
-    total_steps, total_flops, h100_seconds = 0, 0.0, 0.0
+    total_steps, total_flops, h100_seconds, evaluation_seconds = 0, 0.0, 0.0, 0.0
     unfinished: list[float] = []  # of each run, with compiling what no run before it has compiled [seconds]
     states = list[str]()
     for run, of_run in zip(wanted, planned, strict=True):
@@ -80,8 +91,8 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
         remaining_stages = [] if is_done else stages_left(of_run, seen)
         programs_before = len(compiled)
         steps = sum(count for _, count in remaining_stages)
-        estimate = estimate_steps(remaining_stages, speeds)
-        networks = [stage for stage, _ in remaining_stages if isinstance(stage, NetworkStage)]
+        estimate = estimate_costs(remaining_stages, speeds)
+        networks = [stage for stage, left in remaining_stages if left and isinstance(stage, NetworkStage)]
         compiled.update(program_key(stage) for stage in networks if step_cost(stage))
         expected = MISSING if is_done else duration(estimate.seconds)
         lines.append((title_of(run), state, f"{steps:,}", f"{estimate.flops:.3g}", expected))
@@ -90,30 +101,32 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
         total_steps += steps
         total_flops += estimate.flops
         h100_seconds += estimate.h100_seconds
+        evaluation_seconds += estimate.evaluation_seconds
         is_measured = is_measured and estimate.is_measured
-    show_listing(("run", "state", "steps", "FLOP", "time of steps"), lines)
+    show_listing(("run", "state", "steps", "FLOP", "time"), lines)
     if SHARES_STAGES in states:
         CONSOLE.print(f"{SHARES_STAGES}: without the stages that a run above trains", highlight=False)
     at_once = max(min(jobs, len(unfinished)), 1)
     expected = duration(makespan(unfinished, at_once)) + f" with {at_once} at once" * (at_once > 1)
-    source = ""
-    if compiled:  # networks, whose time is estimated by speeds
-        source = "by speeds measured in runs here"
-        if not is_measured:
-            source = "by a matrix product timed here, roughly"
-        source += f"; compiling takes {compile_seconds:.0f} s of it"
+    notes = []
+    if compiled or evaluation_seconds:  # networks, whose time is estimated by speeds
+        is_rough = "by a matrix product timed here, roughly"
+        notes.append("by speeds measured in runs here" if is_measured else is_rough)
+    if compiled:
+        note = f"compiling takes {compile_seconds:.0f} s of it"
         if len(compiled) > 1:
-            source += f" for each of {len(compiled)} training steps that differ"
-        source += "; "
+            note += f" for each of {len(compiled)} training steps that differ"
+        notes.append(note)
+    if evaluation_seconds >= 1:
+        notes.append(f"evaluating takes {duration(evaluation_seconds)} in all")
     num_to_evaluate = states.count(TO_EVALUATE)
     to_train = f"{len(unfinished) - num_to_evaluate} of {len(wanted)} runs to train"
     if num_to_evaluate:
         to_train += f", {num_to_evaluate} to evaluate,"
-    CONSOLE.print(
-        f"{to_train} at scale {options.scale}: {total_steps:,} steps, "
-        f"{total_flops:.3g} FLOP, about {expected} ({source}evaluating comes on top)",
-        highlight=False,
-    )
+    total = f"{total_steps:,} steps, {total_flops:.3g} FLOP, about {expected}"
+    if notes:
+        total += f" ({'; '.join(notes)})"
+    CONSOLE.print(f"{to_train} at scale {options.scale}: {total}", highlight=False)
     if sum(unfinished) > MIN_SECONDS_FOR_H100_LINE and h100_seconds > MIN_H100_SECONDS:
         CONSOLE.print(
             f"on one {H100}: about {duration(h100_seconds)} for all runs, if it reaches {WIDE_SHARE:.0%} of "
@@ -121,34 +134,91 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
             f"ones, and takes {1e3 * SHORTEST_STEP:.0f} ms per step at least",
             highlight=False,
         )
-    for line in missing_data(wanted, options.cache):
+    for line in missing_data(wanted, planned, options.cache):
         CONSOLE.print(f"missing: {escape(line)}", highlight=False)
+    if sets := documentation_to_make(wanted, planned, options.cache):
+        CONSOLE.print(
+            f"still to be made, in a minute or two before the first run: {', '.join(sets)}, and vocabularies",
+            highlight=False,
+        )
 
 
-class Estimate(NamedTuple):
-    """Holds what training steps cost, without compiling."""
+@dataclass(frozen=True)
+class Estimate:
+    """Holds what training and evaluating cost, without compiling."""
 
-    flops: float
-    seconds: float  # on this machine
-    h100_seconds: float  # on one H100
+    flops: float  # of training steps
+    seconds: float  # of training steps and evaluations, on this machine
+    evaluation_seconds: float  # of evaluations alone, on this machine
+    h100_seconds: float  # of training steps, on one H100
     is_measured: bool  # whether ``seconds`` follows from speeds of runs here alone, not from a matrix product
 
 
-def estimate_steps(remaining: Iterable[tuple[Stage, int]], speeds: Sequence[tuple[float, float]]) -> Estimate:
-    """Return what so many steps of each stage cost, given the ``measured_speeds``."""
-    flops = seconds = h100_seconds = 0.0
+def estimate_costs(remaining: Iterable[tuple[Stage, int]], speeds: Sequence[tuple[float, float]]) -> Estimate:
+    """Return what so many steps of each stage and its evaluations cost, given the ``measured_speeds``."""
+    flops = seconds = evaluation_seconds = h100_seconds = 0.0
     is_measured = True
     for stage, steps in remaining:
         cost = step_cost(stage)
-        if not cost:
+        if not cost or not isinstance(stage, NetworkStage):
             continue
         speed = speed_of(cost, speeds)
         if speed is None:
             is_measured, speed = False, MATMUL_SHARE * matmul_speed()
         flops += cost * steps
         seconds += cost * steps / speed
+        # a forward pass is a third of a training step
+        cost_per_row = cost / stage.training.batch_size / 3
+        evaluation_seconds += evaluated_rows(stage, steps) * cost_per_row / speed
         h100_seconds += steps * max(cost / h100_speed(stage), SHORTEST_STEP)
-    return Estimate(flops, seconds, h100_seconds, is_measured)
+    return Estimate(flops, seconds + evaluation_seconds, evaluation_seconds, h100_seconds, is_measured)
+
+
+def evaluated_rows(stage: NetworkStage, steps: int) -> int:
+    """Return about how many rows a stage still evaluates: during its last ``steps``, and to be scored.
+
+    A row of a task that is answered by text counts ANSWERS_PER_ROW times.
+    """
+    tuning = stage.settings.tuning
+    answers = 1 if stage.has_head else ANSWERS_PER_ROW
+    validation_rows = tuning.evaluation_examples or ROWS_OF_TASK
+    checkpoints = num_evaluations(stage, steps, stage.training.save_every)
+    tasks = stage.tasks
+    rows = len(tasks["validation"]) * checkpoints * validation_rows * answers
+    if stage.is_pretraining:
+        # the denoisers of a mixture are also evaluated one by one
+        passes = 2 if stage.settings.objective.mixture else 1
+        rows += num_evaluations(stage, steps, stage.evaluate_every) * passes * NUM_VALIDATION_SEQUENCES
+    if awaits_scoring(stage):
+        report_rows = tuning.report_examples or ROWS_OF_TASK
+        if not stage.has_head:
+            # also the validation rows, for calibration, and rows with the inputs of others
+            report_rows += validation_rows + tuning.shuffled_inputs
+        rows += len(tasks["report"]) * report_rows * answers
+    return rows
+
+
+def num_evaluations(stage: Stage, steps: int, every: int) -> int:
+    """Return how often a stage is evaluated in its last ``steps``, if it is after each ``every`` steps.
+
+    It is also evaluated after its last step, and where fine-tuning starts from it.
+    """
+    last = stage.training.steps
+    first = last - steps
+    others = {step for step in (*stage.branch_steps, last) if step > first and step % every}
+    return last // every - first // every + len(others)
+
+
+def awaits_scoring(stage: Stage) -> bool:
+    """Return whether the report rows of a stage's tasks are still to be scored.
+
+    True if its scores are damaged, which training reports.
+    """
+    if not stage.tasks["report"]:
+        return False
+    with suppress(SettingError, OSError):
+        return not read_report_scores(stage.folder)
+    return True
 
 
 def makespan(seconds: Iterable[float], jobs: int) -> float:
@@ -206,14 +276,14 @@ def steps_left(stage: Stage) -> int:
 
 
 def stages_left(of_run: Iterable[Stage], seen: set[Path]) -> list[tuple[Stage, int]]:
-    """Return (stage, steps left) of what a run would train, without stages that an earlier run trains.
+    """Return (stage, steps left) of what a run would train or score, without what an earlier run does.
 
-    ``seen``: the folders of stages that earlier runs train, to which this run's are added.
+    ``seen``: the folders of stages that earlier runs train or score, to which this run's are added.
     """
     found = []
     for stage in of_run:
-        steps = steps_left(stage)
-        if steps > 0 and stage.folder not in seen:
+        steps = max(steps_left(stage), 0)
+        if stage.folder not in seen and (steps or awaits_scoring(stage)):
             seen.add(stage.folder)
             found.append((stage, steps))
     return found
@@ -249,24 +319,13 @@ def measured_compile_seconds(planned: Iterable[Stage]) -> float:
 
 
 def step_cost(stage: Stage) -> float:
-    """Return the FLOPs of a training step of a stage.
+    """Return the FLOPs of a training step of a stage, a teacher's forward pass included.
 
     They are 0 for count-based models and skip-gram vectors, whose training takes seconds.
     """
     if not isinstance(stage, NetworkStage) or isinstance(stage, SkipGram):
         return 0.0
-    model, lengths = stage.model_of_flops, stage.lengths
-    targets = row_length(model.architecture, lengths)
-    return _step_flops(model, stage.training.batch_size, lengths.inputs, targets, stage.generator)
-
-
-@cache  # a sweep asks this of thousands of stages, and of few models
-def _step_flops(
-    model: ModelConfig, rows: int, inputs: int, targets: int, generator: ModelConfig | None
-) -> float:
-    from lm.train.flops import step_flops  # with jax
-
-    return step_flops(model, rows, inputs, targets, generator)
+    return stage.flops_of_lengths(stage.lengths)
 
 
 def measured_speeds(planned: Iterable[Stage]) -> list[tuple[float, float]]:
@@ -307,33 +366,58 @@ def matmul_speed() -> float:
     return 2 * MATMUL_SIZE**3 / min(times)
 
 
-def missing_data(wanted: Sequence[RowRun], folder: Path) -> list[str]:
-    """Return a line for each corpus and each data set of a task that a run reads and that is not here."""
+def missing_data(wanted: Sequence[RowRun], planned: Sequence[Sequence[Stage]], folder: Path) -> list[str]:
+    """Return a line for each corpus and each data set of a task that is not in the cache ``folder``.
+
+    The built-in documentation is left out, which a run makes itself.
+
+    Args:
+        planned: the stages of each run of ``wanted``.
+    """
     lines: dict[str, None] = {}
-    for run in wanted:
-        for name in _corpora(run.experiment):
+    for run, of_run in zip(wanted, planned, strict=True):
+        for name in corpora_of(run.experiment):
+            if is_documentation(name):
+                continue
             try:
                 corpus_shards(name, "train", folder, run.experiment.data.corrupt_records)
             except SettingError as error:
                 lines[str(error)] = None
-        for name, source in _task_sources(run.experiment):
-            if tfds.newest_version(source, "*.*.*", folder) is None:
+        for name, source in task_sources(run.experiment, of_run).items():
+            if not is_documentation(source) and tfds.newest_version(source, "*.*.*", folder) is None:
                 lines[f"task {name} reads tfds:{source}, which is not prepared here"] = None
     return list(lines)
 
 
-def _corpora(experiment: Experiment) -> list[str]:
-    """Return the corpora that are read, but for the built-in documentation, which a run writes itself."""
-    if experiment.mixing.pretraining == "tasks" or not experiment.pretraining.steps:
-        return []
-    return [part for part in corpus_parts(experiment.data.corpus) if not is_documentation(part)]
+def documentation_to_make(
+    wanted: Sequence[RowRun], planned: Sequence[Sequence[Stage]], folder: Path
+) -> list[str]:
+    """Return the data sets of the documentation that runs will make, since the cache ``folder`` lacks them.
+
+    Args:
+        planned: the stages of each run of ``wanted``.
+    """
+    sets: set[str] = set()
+    for run, of_run in zip(wanted, planned, strict=True):
+        for part in filter(is_documentation, corpora_of(run.experiment)):
+            is_corpus = not part.startswith("tfds:") and not part.endswith(f"/{UNFILTERED}")
+            sets.add("documentation/corpus" if is_corpus else part.removeprefix("tfds:"))
+        sets.update(filter(is_documentation, task_sources(run.experiment, of_run).values()))
+    names = sorted(name.partition(":")[0] for name in sets)
+    return [name for name in names if tfds.newest_version(name, VERSION, folder) is None]
 
 
-def _task_sources(experiment: Experiment) -> list[tuple[str, str]]:
-    """Return (task, data set) of each task that is tuned on and that a run does not write itself."""
-    tuning = experiment.tuning
-    if not experiment.finetuning.steps:
-        return []
-    tasks = [*(task for name in tuning.mixtures for task in mixture(name)), *map(find_labelled, tuning.heads)]
-    pairs = [(task.name, task.source) for task in tasks if not task.file]
-    return [(name, source) for name, source in pairs if not source.startswith("documentation/")]
+def corpora_of(experiment: Experiment) -> list[str]:
+    """Return the parts of the corpus that a run reads, and of the corpus of its vocabulary."""
+    parts = corpus_parts(experiment.data.corpus) if run_reads_corpus(experiment) else []
+    if not experiment.start.model and (corpus := vocabulary_corpus(experiment)):
+        parts += corpus_parts(corpus)
+    return parts
+
+
+def task_sources(experiment: Experiment, of_run: Iterable[Stage]) -> dict[str, str]:
+    """Return task -> data set of each task that a run reads, but for tasks from files."""
+    tasks = [task for stage in of_run for of_split in stage.tasks.values() for task in of_split]
+    if experiment.data.vocabulary_texts == "corpus+tasks" and not experiment.start.model:
+        tasks += [task for name in experiment.tuning.mixtures for task in mixture(name)]
+    return {task.name: task.source for task in tasks if not task.file}

@@ -76,8 +76,11 @@ def faults(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
                 yield node, f"set {ast.unparse(node)}: what others define stays as it is"
             if is_set and used in COUNTED:
                 yield node, f"define {used}: the project counts what an entry computes"
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in COUNTED:
-            yield node, f"define {node.name}: the project counts what an entry computes"
+        for name in _names_bound(node):
+            if name in COUNTED:
+                yield node, f"define {name}: the project counts what an entry computes"
+            elif name.startswith("__") and name not in ALLOWED_DUNDERS:
+                yield node, f"define {name}, by which an object can stand in for what others define"
 
 
 def is_allowed(module: str) -> bool:
@@ -89,6 +92,19 @@ def is_allowed(module: str) -> bool:
 def refused_import(module: str) -> str:
     """Return the fault of importing a module that is not allowed."""
     return f"import {module}: it may import {', '.join(ALLOWED_MODULES)}"
+
+
+def _names_bound(node: ast.AST) -> list[str]:
+    """Return the names that a node defines otherwise than by assignment; in a class they are methods."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    if isinstance(node, ast.MatchAs | ast.MatchStar):
+        return [node.name or ""]
+    if isinstance(node, ast.MatchMapping):
+        return [node.rest or ""]
+    return []
 
 
 def _attributes_of_own_instances(tree: ast.Module) -> Iterator[ast.Attribute]:

@@ -208,7 +208,7 @@ def logits_of(trained: "Trained") -> Logits:
             read["encoder"] = inputs
         sides = {name: Side(tokens=tokens, segment_ids=np.ones_like(tokens)) for name, tokens in read.items()}
         batch = Batch(**sides)
-        return np.asarray(forward(trained.model, trained.put(batch)))
+        return np.asarray(forward(trained.model, trained.shard_batch(batch)))
 
     return logits
 

@@ -60,16 +60,16 @@ def write_answers(
 
     Raises SettingError for options of filling gaps.
     """
-    from experiments.runs.trained import answering, open_run
+    from experiments.runs.trained import generative_stages, open_run
 
     if refused := diff(Filling(), filling):
         raise SettingError(
             f"{option_names(refused)}: for texts with gaps; leave it out, or put {MASK} into --prompt"
         )
     write = _writer(decoding, seed)
-    trained = open_run(run, answering(run), mixture)
+    trained = open_run(run, generative_stages(run), mixture)
     batch = trained.batch([trained.encode(text) for text in prompts], decoding.max_length)
-    UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
+    UNBROKEN.print(f"[dim]{escape(trained.description)}[/]")
     _print_answers(
         prompts,
         lambda: write(trained.model, batch)[: len(prompts)],
@@ -103,7 +103,7 @@ def generate_with_ngrams(
         )
     vocabulary = ngrams.vocabulary
     ids = [vocabulary.encode_prompt(prompt) for prompt in prompts]
-    UNBROKEN.print(f"[dim]{escape(ngrams.which)}[/]")
+    UNBROKEN.print(f"[dim]{escape(ngrams.description)}[/]")
     _print_answers(
         prompts, lambda: ngram_continuations(ngrams, ids, decoding, seed), vocabulary, vocabulary.eos
     )
@@ -189,7 +189,7 @@ def fill_gaps(
 
     Raises SettingError for options of decoding, but for the temperature of the passes "confidence".
     """
-    from experiments.runs.trained import masked, open_run
+    from experiments.runs.trained import mask_filling_stages, open_run
 
     unread = list(diff(GREEDY, decoding))
     if filling.passes == "confidence":
@@ -199,10 +199,10 @@ def fill_gaps(
             f"{option_names(unread)}: not read where masks are filled, but for --temperature with --passes "
             "confidence: leave it out"
         )
-    trained = open_run(run, masked(run, gaps), mixture)
+    trained = open_run(run, mask_filling_stages(run, gaps), mixture)
     if trained.config.has_decoder and filling.iterations:
         raise SettingError("--iterations is for encoders; an encoder-decoder writes its text once")
-    UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
+    UNBROKEN.print(f"[dim]{escape(trained.description)}[/]")
     for text in texts:
         if trained.config.has_decoder:
             lines = _infilled(trained, text, filling.top)

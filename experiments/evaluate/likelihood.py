@@ -63,7 +63,7 @@ class Scoring:
 def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> None:
     """Print how likely a run's model finds the texts of a file or a corpus; write each result to ``out``."""
     from experiments.runs.stages import stages_of
-    from experiments.runs.trained import chosen
+    from experiments.runs.trained import select_stage
 
     if out is not None and out.is_dir():
         raise SettingError(f"--out {out} is a folder: name a file")
@@ -87,7 +87,7 @@ def score_texts(run: Path, file: str, out: Path | None, scoring: Scoring) -> Non
         return vocabulary.encode(text) if is_corpus else vocabulary.encode_prompt(text)
 
     if any(stage.is_count_based for stage in stages):
-        stage = chosen(run, {each.name: each for each in stages}, scoring.mixture)
+        stage = select_stage(run, {each.name: each for each in stages}, scoring.mixture)
         results = score_by_counts(stage, texts, scoring, encode)
     else:
         results = score_by_network(run, stages, texts, scoring, encode)
@@ -157,7 +157,7 @@ def score_by_network(
     trained = open_run(run, language_models(stages, scoring.mixture), scoring.mixture)
     if scoring.end and not knows_eos(trained.stage):
         raise SettingError("--end: this model was trained without EOS (objective.eos none); leave --end out")
-    UNBROKEN.print(f"[dim]{escape(trained.which)}[/]")
+    UNBROKEN.print(f"[dim]{escape(trained.description)}[/]")
     if trained.config.has_encoder and trained.config.has_decoder and not all(context for context, _ in texts):
         print_line(ENCODER_DECODER_NOTE)
     masking = None if trained.config.has_decoder else Masking.of(trained.vocabulary)
@@ -170,14 +170,14 @@ def score_by_network(
         text_indices += [index] * len(text_requests)
     results: list[dict[str, Any]] = [{"log_prob": 0.0, "tokens": 0, "unknown": 0} for _ in texts]
     if masking is not None and trained.stage.settings.objective.corruption.bounds_likelihood:
-        bounds = continuation_bounds(trained.model, requests, trained.put, masking, scoring.draws)
+        bounds = continuation_bounds(trained.model, requests, trained.shard_batch, masking, scoring.draws)
         log_probs = -bounds.nats
         for result in results:  # also of a text without tokens, which has no windows
             result["variance"] = 0.0
         for index, variance in zip(text_indices, bounds.variances.tolist(), strict=True):
             results[index]["variance"] += variance
     else:
-        log_probs = continuation_log_probs(trained.model, requests, trained.put, masking)
+        log_probs = continuation_log_probs(trained.model, requests, trained.shard_batch, masking)
     for index, log_prob, (_, scored) in zip(text_indices, log_probs.tolist(), requests, strict=True):
         results[index]["log_prob"] += log_prob
         results[index]["tokens"] += len(scored)
@@ -229,7 +229,7 @@ def make_requests(run: "Trained", context: str, scored: list[int], scoring: Scor
 
     With a context this is one request; a text without a context is scored in windows.
     """
-    from experiments.runs.trained import frame
+    from experiments.runs.trained import boundary_ids
     from lm.evaluate.loglikelihood import Window, windows, without_start
 
     config = run.config
@@ -244,7 +244,7 @@ def make_requests(run: "Trained", context: str, scored: list[int], scoring: Scor
     if config.special.start is None and not config.has_encoder:
         # Without a start token the first id of a row cannot be scored. If a tokenizer's texts begin with a
         # special id, it stands there, so that the first token of the text is scored.
-        begin, _ = frame(run.stage, run.vocabulary)
+        begin, _ = boundary_ids(run.stage, run.vocabulary)
         scored = [*run.vocabulary.encode_with_special_tokens("", begin, None), *scored]
     length = scoring.length or trained_length(run.stage)
     if config.has_max_length:

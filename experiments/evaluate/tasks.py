@@ -144,7 +144,7 @@ def find_members(folder: Path, name: str, stage_name: str) -> tuple[AnyTask, "li
     a decoder answers: a ``Task``, or a ``PromptedTask`` for a name like squad@3.
     """
     from experiments.runs.stages import stages_of
-    from experiments.runs.trained import chosen
+    from experiments.runs.trained import select_stage
 
     experiment = load_settings(folder)
     stages = [stage for stage in stages_of(folder) if stage.has_text_model]
@@ -165,7 +165,7 @@ def find_members(folder: Path, name: str, stage_name: str) -> tuple[AnyTask, "li
     if not stage_name and not default:  # a head answers no other task than its own
         without_head = {key: group for key, group in candidates.items() if not group[0].has_head}
         candidates = without_head or candidates
-    members = chosen(folder, candidates, stage_name or default)
+    members = select_stage(folder, candidates, stage_name or default)
     head_task = members[0].labelled_task
     if head_task is None and members[0].is_count_based:
         raise SettingError(
@@ -255,7 +255,7 @@ def generate_greedily(
 
     first = models[0]
     write, decode = partial(greedy, max_length=max_length), partial(decode_answer, first.vocabulary)
-    return predict(combine_models(models), EvalTask(task, rows, batches, write, decode), first.put)
+    return predict(combine_models(models), EvalTask(task, rows, batches, write, decode), first.shard_batch)
 
 
 def combine_models(models: "Sequence[Trained]") -> Any:
@@ -340,10 +340,10 @@ def answers_to_prompts(
     texts = [task.continuations(row) for row in rows]
     pairs, sizes = [], []  # ids of (prompt, continuation), and bytes of the continuation
     for row, continuations in zip(rows, texts, strict=True):
-        pairs.append([run.continued(row["prompt"], text) for text in continuations])
+        pairs.append([run.encode_continuation(row["prompt"], text) for text in continuations])
         sizes.append([max(len(text.encode()), 1) for text in continuations])
     choices = Choices(pairs, sizes, [task.gold_index(row) for row in rows])
-    log_probs = pair_log_probs(combine_models(models), pairs, run.put)
+    log_probs = pair_log_probs(combine_models(models), pairs, run.shard_batch)
     metrics: dict[str, Value] = {**likelihoods_from_log_probs(log_probs, choices).metrics()}
     if task.measure != "score":
         metrics["score"] = metrics[task.measure]

@@ -51,7 +51,7 @@ def open_and_print(run: Path, mixture: str = "", *, needs_output: bool = False) 
     """Open a model of a run, and print which one it is; ``needs_output``: by default one without a head."""
     stages: Sequence[Stage] = stages_of(run)
     trained = open_run(run, language_models(stages, mixture) if needs_output else stages, mixture)
-    print(trained.which)
+    print(trained.description)
     return trained
 
 
@@ -122,7 +122,7 @@ class NextTokenFigure(TextFigure):
         check_at_least(self, "--", k=1)
         if (ngrams := open_ngrams(self.run, self.mixture)) is None:
             return draw_next_tokens(self.read(), self.k)
-        print(ngrams.which)
+        print(ngrams.description)
         check_text(self.text)
         return draw_next_tokens_of_ngrams(ngrams, self.text, self.k)
 
@@ -300,7 +300,7 @@ def read_text(run: Trained, text: str) -> ModelOnText:
         start = [] if config.special.start is None else [config.special.start]
         tokens["decoder"] = start + answer[:end]
         decoder_tokens = np.tile(np.array(tokens["decoder"], np.int32), (run.devices, 1))
-        batch = replace(batch, decoder=run.put(Side(tokens=decoder_tokens)))
+        batch = replace(batch, decoder=run.shard_batch(Side(tokens=decoder_tokens)))
     denoisers = run.stage.settings.objective.denoisers
     masks = any("mask" in denoiser.objective.inputs for denoiser in denoisers)
     uses_mask_token = masks and not config.published
@@ -336,7 +336,7 @@ def text_states(run: Trained, model: Transformer | BidirectionalLM, ids: list[in
     side = "encoder" if run.config.has_encoder else "decoder"
     if run.config.has_encoder and run.config.has_decoder:
         start = np.zeros((run.devices, 1), np.int32)
-        batch = replace(batch, decoder=run.put(Side(tokens=start)))
+        batch = replace(batch, decoder=run.shard_batch(Side(tokens=start)))
     states = np.asarray(model.hidden_states(batch)[side][:, 0, : len(ids)], np.float32)
     embedded = np.asarray(run.model.embedding(side)(batch.side(side).tokens)[0, : len(ids)], np.float32)
     # Embeddings may be narrower than states; zeros change no cosine.

@@ -237,15 +237,21 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     slices, room = [plan.step.slices for plan in plans], plans[0].step.slices.room
     batches = sorted({plan.step.experiment.pretraining.batch_size for plan in plans})
     scale_batch_size = apply(BASELINE, SCALES[options.scale]).pretraining.batch_size
-    names = [f"{each.name}{f' x {each.count}' * (each.count > 1)}, {each.chips} chips" for each in slices]
-    title = " or ".join(dict.fromkeys(names))
-    title += f", scale {options.scale}" + f", size {options.size}" * bool(options.size)
-    title += f", batch {' or '.join(map(str, batches))}" * (batches != [scale_batch_size])
+    names = []
+    for each in slices:
+        times = f" x {each.count}" if each.count > 1 else ""
+        names.append(f"{each.name}{times}, {each.chips} chips")
+    title = f"{' or '.join(dict.fromkeys(names))}, scale {options.scale}"
+    if options.size:
+        title += f", size {options.size}"
+    if batches != [scale_batch_size]:
+        title += f", batch {' or '.join(map(str, batches))}"
     title += f": what a step fills of each device's {room / GIB:.2f} GiB, in GiB"
     uses_host = any(plan.compiled.host for plan in plans)
-    memory_column_names = (
-        "row, mesh, remat, parameters, args, temps, code, all" + ", host" * uses_host + ", fits"
-    )
+    memory_column_names = "row, mesh, remat, parameters, args, temps, code, all"
+    if uses_host:
+        memory_column_names += ", host"
+    memory_column_names += ", fits"
     _print_table(title, memory_column_names, [_memory_cells(plan, uses_host) for plan in plans])
     compiled_plans, price = [plan for plan in plans if plan.compiled.cycles], options.price
     title = "What bounds a step [ms]; its tokens and TFLOP are the whole slice's, padding too"
@@ -253,7 +259,9 @@ def _show(plans: Sequence[Plan], options: PlanOptions) -> None:
     lines = [_time_cells(plan, bounds) for plan in compiled_plans]
     _print_table(title, f"row, tokens, TFLOP, {', '.join(bounds)}, use", lines)
     lines = [_chip_hours_cells(plan, price) for plan in compiled_plans]
-    column_names = "row, pre-training, fine-tuning, hours here" + ", cost" * (price > 0)
+    column_names = "row, pre-training, fine-tuning, hours here"
+    if price > 0:
+        column_names += ", cost"
     title = "The whole run, at least: chip-hours, and hours on the row's slices"
     _print_table(title, column_names, lines)
     title = "What each device receives in a step, without what takes less than 1 % of the time"
@@ -326,8 +334,10 @@ def _time_cells(plan: Plan, names: Sequence[str]) -> list[str]:
 def _chip_hours_cells(plan: Plan, price: float) -> list[str]:
     """Return the cells of a plan's line in the table of chip-hours, and of hours on its slice."""
     hours = plan.estimate.chip_hours
-    cost = [f"${_digits(sum(hours) * price)}"] * (price > 0)
-    return [plan.label, *map(_digits, (*hours, sum(hours) / plan.step.slices.chips)), *cost]
+    cells = [plan.label, *map(_digits, (*hours, sum(hours) / plan.step.slices.chips))]
+    if price > 0:
+        cells.append(f"${_digits(sum(hours) * price)}")
+    return cells
 
 
 def _digits(number: float) -> str:

@@ -44,7 +44,8 @@ def _number(environment: Mapping[str, str], name: str, kind: type, default: obje
             return value
     except (TypeError, ValueError):
         pass
-    raise SettingError(f"{name}={environment.get(name)} should be a number from 0")
+    found = f"{name}={environment[name]}" if name in environment else f"{name}, which is not set,"
+    raise SettingError(f"{found} should be a number from 0")
 
 
 # ---- joining and leaving

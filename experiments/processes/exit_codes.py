@@ -34,7 +34,9 @@ def exit_code(status: int) -> int:
 
 
 def killed_by(number: int) -> str:
-    """``"killed by SIGABRT, ..."``: with the likely cause, where a process cannot say it itself any more."""
+    """Return which signal killed a process, and the likely cause, which the process cannot report itself."""
     names = {known.value: known.name for known in signal.Signals}
-    cause = OUT_OF_MEMORY.get(number)
-    return f"killed by {names.get(number, f'signal {number}')}" + (f" ({cause})" if cause else "")
+    text = f"killed by {names.get(number, f'signal {number}')}"
+    if number in OUT_OF_MEMORY:
+        text += f" ({OUT_OF_MEMORY[number]})"
+    return text

@@ -203,7 +203,7 @@ YEAR = 365.25 * 86_400  # [seconds]
 
 
 def duration(seconds: float) -> str:
-    """``"1,580 years"``, ``"1 h 02 min"``, ``"3 min 20 s"`` or ``"12 s"``."""
+    """Return a duration as text: "1,580 years", "1 h 02 min", "3 min 20 s" or "12 s"."""
     if seconds >= 2 * YEAR:
         return f"{seconds / YEAR:,.0f} years"
     minutes, below = divmod(round(seconds), 60)

@@ -102,6 +102,8 @@ def check_agreement(experiment: Experiment) -> None:
     check_held_out_documents(experiment)
     check_counts(experiment)
     tuning = experiment.tuning
+    if finetunes(experiment):
+        check_scored_once(experiment)
     if finetunes(experiment) and tuning.mixtures:
         check_architecture(experiment.model.architecture, generates=True)
         check_output_matrix(experiment, f"tuning.mixtures={tuning.mixtures}")
@@ -136,6 +138,21 @@ def check_mup(experiment: Experiment) -> None:
         )
 
 
+def check_scored_once(experiment: Experiment) -> None:
+    """Raise SettingError if two fine-tunings score tasks of the same name: a run has one score per task."""
+    tuning = experiment.tuning
+    scored_by: dict[str, str] = {}  # name of a task -> the mixture or head that scores it
+    for name in (*tuning.mixtures, *tuning.heads):
+        tasks = [find_labelled(name)] if name in tuning.heads else mixture(name).evaluated
+        for task in tasks:
+            other = scored_by.setdefault(task.name, name)
+            if other != name:
+                raise SettingError(
+                    f"tuning.mixtures={tuning.mixtures}, tuning.heads={tuning.heads}: {other!r} and {name!r} "
+                    f"both score a task called {task.name!r}, and a run has one score per task: leave one out"
+                )
+
+
 def reads_corpus(experiment: Experiment) -> bool:
     """Return whether the experiment pre-trains a network, or counts, on a corpus."""
     return experiment.pretraining.steps > 0 and experiment.mixing.pretraining != "tasks"
@@ -149,6 +166,11 @@ def pretrains(experiment: Experiment) -> bool:
 def finetunes(experiment: Experiment) -> bool:
     """Return whether the experiment fine-tunes a network."""
     return experiment.finetuning.steps > 0 and experiment.counts.model == "none"
+
+
+def learns_mixtures(experiment: Experiment) -> bool:
+    """Return whether a network learns ``tuning.mixtures``, in fine-tuning or in pre-training."""
+    return experiment.finetuning.steps > 0 or experiment.mixing.pretraining != "corpus"
 
 
 def check_inputs(
@@ -226,7 +248,8 @@ def check_device_memory(experiment: Experiment, sizes: Mapping[str, int]) -> Non
         return
     model, data, vectors = experiment.model, experiment.data, experiment.vectors
     training, tuning = experiment.pretraining, experiment.tuning
-    for multiple in data.held_out_lengths if training.steps else ():
+    multiples = data.held_out_lengths if training.steps else ()
+    for multiple in multiples:
         named = f"data.inputs_length={data.inputs_length}, pretraining.batch_size={training.batch_size}"
         if multiple > 1:
             named += f", data.held_out_lengths={data.held_out_lengths}"
@@ -276,7 +299,9 @@ def check_names(experiment: Experiment, sources: Sources) -> None:
         find_labelled(name)
     if data.vocabulary.endswith(".model") and not Path(data.vocabulary).is_file():
         raise SettingError(f"data.vocabulary={data.vocabulary!r} does not exist; name a .model file")
-    for part in corpus_parts(data.corpus) if reads_corpus(experiment) else ():
+    if not reads_corpus(experiment):
+        return
+    for part in corpus_parts(data.corpus):
         # The built-in text is made later, before the tasks that are made from it.
         if not is_documentation(part) or part == OFFLINE:
             sources.corpus(part, "train")
@@ -311,7 +336,7 @@ def check_same_on_all_processes(record: provenance.Provenance) -> None:
 def task_lengths(experiment: Experiment) -> list[Lengths]:
     """Return the lengths of the sequences of each task or mixture that the run trains on."""
     tuning, lengths = experiment.tuning, []
-    if experiment.finetuning.steps or experiment.mixing.pretraining != "corpus":
+    if learns_mixtures(experiment):
         lengths += [mixture_lengths(experiment, (name,)) for name in tuning.mixtures]
     if experiment.finetuning.steps and tuning.heads:
         lengths.append(Lengths(raw=tuning.inputs_length, inputs=tuning.inputs_length, targets=0))
@@ -464,7 +489,9 @@ def check_heads(experiment: Experiment) -> None:
         targets = f"objective.targets={objective.targets!r}"
         raise SettingError(f"objective.pairs={objective.pairs!r} should be 'none' with {targets}")
     for head, fields in NEEDED_OBJECTIVES.items():
-        for field, values in fields.items() if head in heads else ():
+        if head not in heads:
+            continue
+        for field, values in fields.items():
             if (found := getattr(objective, field)) not in values:
                 expected = " or ".join(map(repr, values))
                 raise SettingError(f"model.heads={heads} needs objective.{field}={expected}, not {found!r}")
@@ -500,7 +527,9 @@ def exported_heads(experiment: Experiment) -> Iterator[str]:
     """Yield a line for each head that `lm convert export` writes, with its class in transformers."""
     from lm.convert import SENTENCE_TRANSFORMER, head_class_name
 
-    for name in experiment.tuning.heads if finetunes(experiment) else ():
+    if not finetunes(experiment):
+        return
+    for name in experiment.tuning.heads:
         task = find_labelled(name)
         if why_not_exportable(experiment, task):
             continue
@@ -777,8 +806,10 @@ def describe_architecture(model: ModelConfig) -> str:
 
 def check_answer_lengths(experiment: Experiment, vocabulary: Tokenizer) -> None:
     """Raise SettingError if a label is longer than ``targets_length``: cut off, it could never be right."""
+    if not learns_mixtures(experiment):
+        return
     boundary = boundary_tokens(experiment.model, vocabulary)
-    for name in experiment.tuning.mixtures if experiment.finetuning.steps else ():
+    for name in experiment.tuning.mixtures:
         room = mixture(name).targets_length - len(boundary.prefix) - 1
         for task in mixture(name):
             longest = max(task.labels, key=lambda label: len(vocabulary.encode(label)), default="")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.runs.paths import PHASE, base_name, is_compared, is_pretraining
+from experiments.runs.paths import base_name, is_compared, is_earlier_phase, is_pretraining
 from experiments.runs.result import Result
 from lm.config.base import DataError, SettingError
 from lm.train.runtime.records import records
@@ -70,7 +70,7 @@ def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
     Phases of pre-training before the last one have plots of their own. Other stages by which rows are not
     compared have none.
     """
-    if stage.startswith(PHASE):
+    if is_earlier_phase(stage):
         return {
             f"{base_name(stage)}: loss [nats/token]": ("train", "loss"),
             f"{base_name(stage)}: held-out loss [nats/token]": ("eval", "loss"),

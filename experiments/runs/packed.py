@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiments.runs.init_from import save_run
-from experiments.runs.paths import PRETRAINING, load_settings
+from experiments.runs.paths import load_settings
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import networks
 from experiments.runs.vocabulary import read_vocabulary, stored_vocabulary
@@ -27,12 +27,16 @@ def pack_model(run: Path, file: Path) -> None:
     """Write the pre-trained model of a run into ``file``, an .npz, with parameters as float16.
 
     The start before it, and models that were fine-tuned from it, are left out. SettingError if the run has no
-    pre-trained network.
+    pre-trained network, or several, as an ensemble has.
     """
     experiment = changes(load_settings(run), {"tuning.mixtures": (), "tuning.heads": (), "start.steps": 0})
-    stage = next((each for each in networks(stages_of(run)) if each.name == PRETRAINING), None)
-    if stage is None:
+    pretrained = [each for each in networks(stages_of(run)) if each.is_pretraining and each.is_compared]
+    if not pretrained:
         raise SettingError(f"{run} has no pre-trained model to pack: pretraining.steps=0")
+    stage, *others = pretrained
+    if others:
+        names = ", ".join(each.name for each in pretrained)
+        raise SettingError(f"{run} has {len(pretrained)} pre-trained models ({names}), and a file holds one")
     params = stage.restore_state(sharding.make_mesh(experiment.mesh)).eval_params
     arrays: dict[str, Any] = {SETTINGS: np.frombuffer(to_json(experiment).encode(), np.uint8)}
     for name, contents in stored_vocabulary(stage.folder, experiment).files().items():

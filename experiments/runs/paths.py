@@ -8,6 +8,7 @@ settings are imported here.
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,9 @@ VECTORS = "vectors"  # before all of these
 COUNTS = "counts"
 BRANCH = "at-"  # prefix of the fraction of pre-training after which a fine-tuning starts, if below 1
 COUNTS_FILE = "counts.npz"  # in the folder of a stage of counts
+# the names of these stages; that of a task file, such as at-risk.toml, may begin like them
+BRANCH_NAME = re.compile(rf"{BRANCH}[0-9.e-]+/")
+PHASE_NAME = re.compile(rf"{PHASE}[0-9]+(/|$)")
 
 
 # ---- names of stages
@@ -68,12 +72,23 @@ def base_name(name: str) -> str:
     >>> base_name("at-0.5/squad/member-1")
     'at-0.5/squad'
     """
-    return "/".join(name.split("/")[: 1 + name.startswith(BRANCH)])
+    parts = name.split("/")
+    return "/".join(parts[:2] if is_earlier_branch(name) else parts[:1])
+
+
+def is_earlier_branch(name: str) -> bool:
+    """Return whether the stage of this name fine-tunes a checkpoint from before the end of pre-training."""
+    return BRANCH_NAME.match(name) is not None
+
+
+def is_earlier_phase(name: str) -> bool:
+    """Return whether the stage of this name is a phase of pre-training before the last one."""
+    return PHASE_NAME.match(name) is not None
 
 
 def is_pretraining(name: str) -> bool:
     """Return whether the stage of this name pre-trains."""
-    return base_name(name) in (START, PRETRAINING) or name.startswith(PHASE)
+    return base_name(name) in (START, PRETRAINING) or is_earlier_phase(name)
 
 
 def is_compared(name: str) -> bool:
@@ -82,7 +97,9 @@ def is_compared(name: str) -> bool:
     Compared are the last phase of pre-training, fine-tuning after all of pre-training, and count-based
     models; not skip-gram, the start pre-training, earlier phases or earlier branches.
     """
-    return base_name(name) not in (START, VECTORS) and not name.startswith((BRANCH, PHASE))
+    if is_earlier_branch(name) or is_earlier_phase(name):
+        return False
+    return base_name(name) not in (START, VECTORS)
 
 
 def model_of_run(names: Iterable[str]) -> str:

@@ -123,9 +123,11 @@ class Result:
         """
         if not self.likelihoods or seconds < self.likelihoods[0]["seconds"]:
             return None
+        last = likelihood_of(self.likelihoods[-1])
         times, nats = (np.array([each[name] for each in self.likelihoods]) for name in ("seconds", "nats"))
-        nearest = float(np.interp(np.log(min(seconds, times[-1])), np.log(times), nats))
-        return likelihood_of(self.likelihoods[-1])._replace(nats=nearest)
+        if seconds >= times[-1]:  # also of a run whose only step was compiled, which took 0 s
+            return last
+        return last._replace(nats=float(np.interp(np.log(seconds), np.log(times), nats)))
 
     def example_values(self, task: str) -> dict[str, np.ndarray]:
         """Return {name of a value: its value for each report row of a task}; {} if they were not kept.

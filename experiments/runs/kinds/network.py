@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,6 +48,7 @@ from lm.files import split_lines
 from lm.nn import electra, elmo, finetune
 from lm.nn.ensemble import Ensemble
 from lm.nn.transformer import Transformer
+from lm.objectives.denoising import Lengths
 from lm.train import loop
 from lm.train.flops import step_flops
 from lm.train.runtime import manifest
@@ -56,6 +57,7 @@ from lm.train.runtime.records import records
 from lm.train.state import State
 from lm.train.step import Steps, StepSpec, build
 
+cached_step_flops = cache(step_flops)  # a sweep asks for thousands of stages, and of few models
 EvalFn = Callable[[State], dict[str, Any]]  # state -> name of a metric -> value to record
 
 
@@ -114,11 +116,17 @@ class NetworkStage(Stage):
         return build(StepSpec(self.step_spec().model), mesh)
 
     def step_flops(self, inputs: Inputs) -> float:
-        """Return the FLOPs of one training step."""
-        lengths, model = inputs.batches[self.name].lengths, self.model_of_flops
+        """Return the FLOPs of one training step, a teacher's forward pass included."""
+        return self.flops_of_lengths(inputs.batches[self.name].lengths)
+
+    def flops_of_lengths(self, lengths: Lengths) -> float:
+        """Return the FLOPs of one training step on sequences of these lengths, as ``step_flops`` does."""
+        model = self.model_of_flops
         # A model without an encoder reads the inputs in the decoder's row.
         decoder_length = row_length(model.architecture, lengths)
-        return step_flops(model, self.training.batch_size, lengths.inputs, decoder_length, self.generator)
+        return cached_step_flops(
+            model, self.training.batch_size, lengths.inputs, decoder_length, self.generator
+        )
 
     @property
     def generator(self) -> ModelConfig | None:

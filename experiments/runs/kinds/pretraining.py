@@ -27,7 +27,7 @@ from experiments.runs.inputs import (
     training_streams,
 )
 from experiments.runs.kinds.answers import text_eval_tasks
-from experiments.runs.kinds.network import EvalFn, NetworkStage, rows_of_process
+from experiments.runs.kinds.network import EvalFn, NetworkStage, cached_step_flops, rows_of_process
 from experiments.runs.kinds.stage import CORPUS
 from experiments.runs.paths import PRETRAINING, load_settings
 from experiments.runs.phases import branch_step, phase_model, renaming
@@ -60,7 +60,6 @@ from lm.objectives.denoising import Lengths, compute_lengths
 from lm.special_tokens import boundary_tokens
 from lm.tokenizers.tokenizer import Tokenizer
 from lm.train import optimizers
-from lm.train.flops import step_flops
 from lm.train.losses import (
     both_directions,
     causal_encoder,
@@ -169,14 +168,15 @@ class Pretraining(NetworkStage):
         """Return the checkpoint of the teacher, None without one; SettingError if it is gone."""
         return None if self.teacher is None else teacher_checkpoint(self.teacher)
 
-    def step_flops(self, inputs: Inputs) -> float:
-        flops, teacher = super().step_flops(inputs), self.teacher_checkpoint()
+    def flops_of_lengths(self, lengths: Lengths) -> float:
+        flops, teacher = super().flops_of_lengths(lengths), self.teacher_checkpoint()
         if teacher is None or not self.settings.distillation.needs_teacher_forward:
             return flops
-        lengths, model = inputs.batches[self.name].lengths, teacher.settings.model
+        model = teacher.settings.model
         decoder_length = row_length(model.architecture, lengths)
         # The teacher only runs forward, which is a third of a training step's FLOPs.
-        return flops + step_flops(model, self.training.batch_size, lengths.inputs, decoder_length) / 3
+        forward = cached_step_flops(model, self.training.batch_size, lengths.inputs, decoder_length) / 3
+        return flops + forward
 
     def initial_state(self, steps: Steps) -> Callable[[], State] | None:
         if not self.first_step:

@@ -46,7 +46,7 @@ from experiments.runs.init_from import overrides_of_start
 from experiments.runs.kinds.answers import make_eval_task
 from experiments.runs.paths import model_of_run, save_settings
 from experiments.runs.stages import stages_of
-from experiments.runs.trained import answering, frame, language_models, open_run
+from experiments.runs.trained import boundary_ids, generative_stages, language_models, open_run
 from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from lm.config.base import SettingError, changes
@@ -177,7 +177,7 @@ def test_a_text_ends_with_eos_unless_pre_training_wrote_none(architecture):
     for eos, pretrains in itertools.product(("each-example", "none"), (True, False)):
         given = TEXTS | {"model.architecture": architecture, "objective.eos": eos}
         stage = SimpleNamespace(is_pretraining=pretrains, settings=changes(Experiment(), SMALL | given))
-        _, end = frame(stage, ByteTokenizer(100))
+        _, end = boundary_ids(stage, ByteTokenizer(100))
         assert (end is None) == (pretrains and eos == "none")  # examples of tasks always have EOS
 
 
@@ -352,7 +352,7 @@ def test_training_starts_from_the_pre_trained_model_of_a_run_unless_a_stage_is_n
     )
 
 
-@pytest.mark.parametrize("allowed", [stages_of, answering])
+@pytest.mark.parametrize("allowed", [stages_of, generative_stages])
 def test_a_run_that_trains_nothing_has_no_model_to_show(allowed, tmp_path):
     save_settings(tmp_path, changes(Experiment(), SMALL | TEXTS | NOTHING))
     with pytest.raises(SettingError, match="pretraining.steps"):
@@ -381,7 +381,7 @@ def test_lines_are_as_likely_as_the_runs_model_finds_their_bytes(given, runs, tm
     question, answer = (trained.vocabulary.encode(text) for text in ("Where?", "Here."))
     question += [EOS] * (given.get("model.architecture") != "encoder")  # which reads [SEP] behind both
     masking = None if trained.config.has_decoder else Masking.of(trained.vocabulary)
-    due = continuation_log_probs(trained.model, [(question, answer)], trained.put, masking)
+    due = continuation_log_probs(trained.model, [(question, answer)], trained.shard_batch, masking)
     assert first["log_prob"] == pytest.approx(due[0], abs=1e-4)
 
 
@@ -519,7 +519,7 @@ def test_a_prompt_is_answered_by_the_likeliest_candidate_after_the_examples(arch
         texts = words if end else [f" {word}" for word in words]
         question = [*encode(prompt), *([EOS] if ends_questions(trained) else [])]
         pairs = [(question, [*encode(text), *end]) for text in texts]
-        found = continuation_log_probs(trained.model, pairs, trained.put)
+        found = continuation_log_probs(trained.model, pairs, trained.shard_batch)
         answers.append(("False", "True")[int(found[1] / 3 > found[0] / 2)])
         nats.append(found[row["label"]])
     assert [line["prediction"] for line in lines] == answers
@@ -584,10 +584,12 @@ def test_a_prompt_leaves_room_for_the_answer_that_is_scored_after_it(prompt_leng
     task, words = find_prompted_task("xquad_enro@0"), "word " * 40
     rows = [{"en": words, "ro": "un"}, {"en": words, "ro": "un cuv\u00e2nt " * 6}]
     for row in prompted_rows(trained, task, rows, runs / "cache", prompt_length):
-        prompt, answer = trained.continued(row["prompt"], row["ro"])
+        prompt, answer = trained.encode_continuation(row["prompt"], row["ro"])
         tokens_read = 1 + len(prompt) + len(answer) - 1  # with the start token, without the last
         assert 100 - 64 - len("word ") <= tokens_read <= 100
-        assert np.isfinite(continuation_log_probs(trained.model, [(prompt, answer)], trained.put)).all()
+        assert np.isfinite(
+            continuation_log_probs(trained.model, [(prompt, answer)], trained.shard_batch)
+        ).all()
     endless = {"en": "A.", "ro": "un cuv\u00e2nt " * 20}
     with pytest.raises(SettingError, match="xquad_enro@0: the question alone exceeds"):
         prompted_rows(trained, task, [endless], runs / "cache", prompt_length)

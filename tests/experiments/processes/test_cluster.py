@@ -47,6 +47,11 @@ def test_an_explicit_setting_that_cannot_be_is_refused(changed, message):
         cluster.cluster_arguments(EXPLICIT | changed)
 
 
+def test_an_explicit_setting_that_is_missing_is_said_not_to_be_set():
+    with pytest.raises(SettingError, match="LM_PROCESSES, which is not set, should be a number"):
+        cluster.cluster_arguments({"LM_COORDINATOR": "h:5"})
+
+
 @pytest.mark.parametrize("one", [EXPLICIT | {"LM_PROCESSES": "1"}, STEP | {"SLURM_STEP_NUM_TASKS": "1"}])
 def test_where_the_environment_says_that_there_is_one_process_jax_is_not_asked(monkeypatch, one):
     """A Slurm step of one task is also the shell of an allocation."""

@@ -11,9 +11,10 @@ from paths import ROOT
 from experiments.__main__ import dispatch
 from experiments.cli.data_course import COURSE_MODELS
 from experiments.runs.packed import pack_model, unpack_model
-from experiments.runs.paths import load_settings
+from experiments.runs.paths import load_settings, save_settings
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
+from experiments.study.registry import build
 from lm.config.base import SettingError, changes
 from lm.sharding import named
 
@@ -49,6 +50,15 @@ def test_a_run_without_a_pretrained_network_is_not_packed(tmp_path):
     with pytest.raises(SettingError, match="no pre-trained model to pack"):
         pack_model(run, tmp_path / "model.npz")
     assert not (tmp_path / "model.npz").exists()
+
+
+def test_a_run_with_several_pretrained_networks_is_not_packed_and_they_are_named(tmp_path):
+    experiment = build("t5/1-baseline/baseline", "nano", {"ensemble.members": 2})
+    save_settings(tmp_path / "run", experiment, tmp_path / "cache")
+    with pytest.raises(
+        SettingError, match="2 pre-trained models .pretraining/member-0, pretraining/member-1"
+    ):
+        pack_model(tmp_path / "run", tmp_path / "model.npz")
 
 
 def test_the_models_of_the_course_are_runs_that_stay_as_they_are_when_asked_for_again(course, capsys):

@@ -127,6 +127,10 @@ def test_a_damaged_record_is_an_error(runs):
         ("vectors", "vectors", False, False),
         ("squad/member-0", "squad", False, True),
         ("at-0.5/squad/member-1", "at-0.5/squad", False, False),
+        ("at-1e-05/squad", "at-1e-05/squad", False, False),
+        ("at-risk.toml/member-1", "at-risk.toml", False, True),
+        ("at-0.5/at-risk.toml/member-1", "at-0.5/at-risk.toml", False, False),
+        ("phase-2.toml", "phase-2.toml", False, True),
     ],
 )
 def test_the_name_of_a_stage_tells_its_members_and_whether_runs_are_compared_by_it(

@@ -30,7 +30,7 @@ from experiments.runs.result import check_settings
 from experiments.runs.run import Run
 from experiments.runs.sources import Sources
 from experiments.runs.stages import stages, stages_of
-from experiments.runs.trained import answering, open_run
+from experiments.runs.trained import generative_stages, open_run
 from experiments.runs.vocabulary import find_vocabulary
 from experiments.study.experiment import BASELINE
 from experiments.study.registry import REGISTRY, build
@@ -320,7 +320,7 @@ def test_a_run_is_read_with_its_own_vocabulary_when_text_and_cache_are_gone_or_i
     (home / "text").rename(tmp_path / "text")
     (home / "runs" / "cache").mkdir()
     try:
-        assert open_run(folder, answering(folder)).vocabulary.encode("words and more") == due
+        assert open_run(folder, generative_stages(folder)).vocabulary.encode("words and more") == due
         export_checkpoint(folder, tmp_path / "out")
         model = place / "tokenizer" / "vocabulary.model"
         assert load_pretrained_tokenizer(tmp_path / "out", 10**6).encode("words and more") == due
@@ -334,7 +334,7 @@ def test_a_run_is_read_with_its_own_vocabulary_when_text_and_cache_are_gone_or_i
             if other:
                 model.write_bytes(other)
             with pytest.raises(SettingError, match=said):
-                open_run(folder, answering(folder))
+                open_run(folder, generative_stages(folder))
             if other is None:
                 model.write_bytes(whole)
     finally:
@@ -350,7 +350,7 @@ def test_settings_or_a_record_that_were_edited_are_obeyed_by_nobody(written, tmp
         path, path.read_text().replace('"relative_max_distance": 128', '"relative_max_distance": 129')
     ):
         for use in (
-            lambda: open_run(folder, answering(folder)),
+            lambda: open_run(folder, generative_stages(folder)),
             lambda: export_checkpoint(folder, tmp_path / "out"),
             lambda: train_row(ROW, experiment, Options("written", home / "runs"), check=False),
             lambda: find_results(REGISTRY[ROW], "written", home / "runs"),
@@ -361,7 +361,7 @@ def test_settings_or_a_record_that_were_edited_are_obeyed_by_nobody(written, tmp
     path = place / "origin.json"
     with changed(path, path.read_text().replace('"fingerprint": "', '"fingerprint": "0')):
         for use in (
-            lambda: open_run(folder, answering(folder)),
+            lambda: open_run(folder, generative_stages(folder)),
             lambda: train_row(ROW, experiment, Options("written", home / "runs"), check=False),
         ):
             with pytest.raises(SettingError, match="origin.json"):

@@ -15,7 +15,7 @@ from experiments.runs.checks import check_branches
 from experiments.runs.paths import base_name
 from experiments.runs.result import read_result
 from experiments.runs.stages import stages
-from experiments.runs.trained import answering, chosen
+from experiments.runs.trained import generative_stages, select_stage
 from experiments.study.registry import REGISTRY, build
 from experiments.study.scales import SCALES
 from experiments.study.start import START_ONLY_ROW
@@ -182,8 +182,8 @@ def test_the_start_counts_in_tokens_and_is_no_pretraining_of_which_anything_is_t
     ]
     assert result.tokens == pytest.approx(sum(tokens), abs=2)
     assert result.held_out_loss == records(main.folder)[-1]["loss"] != records(first.folder)[-1]["loss"]
-    assert answering(run_folder) == [first, main, tuned, branch]
-    assert chosen(run_folder, {stage.name: stage for stage in finished}, "") == tuned
+    assert generative_stages(run_folder) == [first, main, tuned, branch]
+    assert select_stage(run_folder, {stage.name: stage for stage in finished}, "") == tuned
 
 
 @pytest.mark.slow

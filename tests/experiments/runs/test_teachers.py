@@ -7,6 +7,7 @@ import published
 import pytest
 from small_runs import runs
 
+from experiments.cli.dry_run import step_cost
 from experiments.cli.settings import TEACHER, given_changes, given_points
 from experiments.runs import provenance
 from experiments.runs.run import Run
@@ -64,6 +65,7 @@ def test_a_teacher_is_named_by_its_files_and_is_part_of_what_a_stage_is_trained_
     lengths = SimpleNamespace(lengths=found[0].lengths)
     inputs = SimpleNamespace(batches={found[0].name: lengths})
     assert found[0].step_flops(inputs) > found[-1].step_flops(inputs)  # the teacher's forward pass
+    assert step_cost(found[0]) == found[0].step_flops(inputs), "a dry run counts it too"
 
 
 def test_the_teachers_of_a_grid_are_named_as_by_the_option(runs, bert):

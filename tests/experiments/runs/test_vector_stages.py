@@ -17,7 +17,7 @@ from experiments.runs.kinds.vectors import SkipGram
 from experiments.runs.result import read_result
 from experiments.runs.run import Run
 from experiments.runs.stages import stages, stages_of
-from experiments.runs.trained import answering, open_run
+from experiments.runs.trained import generative_stages, open_run
 from experiments.study.registry import build
 from experiments.study.scales import SCALES
 from lm import sharding
@@ -247,7 +247,7 @@ def test_a_run_of_vectors_alone_ends_with_its_cost_and_has_no_model(cache, capsy
     result = read_result(folder)
     assert result.seconds > 0 and result.held_out_loss is None and result.tokens == 2 * 20_000
     with pytest.raises(SettingError, match="pretraining.steps"):
-        open_run(folder, answering(folder))
+        open_run(folder, generative_stages(folder))
     neighbours(folder, ("the", "of"), count=3)
     which, *lines = capsys.readouterr().out.splitlines()
     assert which == f"{folder} after vectors"
