@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.batches import PickledWithoutCache, order_generator
+from lm.config.base import SettingError
+from lm.data.batches import PickledWithoutCache, check_batch_size, order_generator
 from lm.data.collocations import Collocations
 from lm.data.corpus.sampler import CorpusSampler, RowIndex, WindowPosition
 from lm.data.corpus.token_cache import EncodedDocuments
@@ -181,8 +182,17 @@ class SegmentReader(PickledWithoutCache):
     sampler: CorpusSampler
     objective: Objective
     lengths: Lengths
-    batch_size: int  # over all hosts [rows]
+    batch_size: int  # over all hosts; a multiple of the sampler's streams [rows]
     collocations: Collocations | None = None  # for noise with ``needs_collocations``
+
+    def __post_init__(self) -> None:
+        check_batch_size(self.batch_size)
+        if self.batch_size % self.sampler.num_streams:
+            raise SettingError(
+                f"batch_size={self.batch_size} should be a multiple of the sampler's "
+                f"{self.sampler.num_streams} streams (num_streams, or data.streams), each of which supplies "
+                "an equal part of every batch"
+            )
 
     @property
     def seed(self) -> int:
