@@ -71,9 +71,12 @@ def concatenate_documents(
 
     ``after_last``: a separator follows the last document too.
     """
-    ends = np.unique(offsets)[1:] if after_last else np.unique(offsets)[1:-1]
-    separators = ends + np.arange(len(ends)) if separator is not None else ends[:0]
-    return ConcatenatedText(tokens, separators, separator)
+    if separator is None:
+        return ConcatenatedText(tokens, np.zeros(0, np.int64), None)
+    ends = np.unique(offsets)[1:]  # of the documents, without separators
+    if not after_last:
+        ends = ends[:-1]
+    return ConcatenatedText(tokens, ends + np.arange(len(ends)), separator)
 
 
 def split_greedily(offsets: np.ndarray, max_length: int) -> Segments:
@@ -92,7 +95,8 @@ def split_evenly(offsets: np.ndarray, max_length: int) -> Segments:
     lengths = np.diff(offsets)
     counts = np.where(lengths > 1, -(-lengths // max_length), 0)
     documents, index = _number_segments(counts)
-    begin, end = (lengths[documents] * (index + i) // counts[documents] for i in (0, 1))
+    begin = lengths[documents] * index // counts[documents]
+    end = lengths[documents] * (index + 1) // counts[documents]
     return Segments(offsets[documents] + begin, end - begin, documents)
 
 

@@ -134,9 +134,14 @@ class TaskSpec:
         if self.source and self.source.partition(":")[0] not in SOURCES:
             raise SettingError(f"source={self.source!r} should be 'tfds:NAME' or 'hf:NAME'")
         known: Mapping[str, Any] = TEXT_METRICS
-        if self.label or self.tags:
-            known = LABEL_METRICS if self.label else TAG_METRICS
-        for name in self.metrics if self.tags else self.metrics or [""]:
+        if self.label:
+            known = LABEL_METRICS
+        elif self.tags:
+            known = TAG_METRICS
+        named = self.metrics
+        if not named and not self.tags:  # only tags have metrics by default
+            named = [""]
+        for name in named:
             if name not in known:
                 raise SettingError(f"metric {name!r} is unknown{did_you_mean(name, known)}")
         if "f1" in self.metrics and self.label and len(self.label_names) != 2:
@@ -448,7 +453,11 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
             raise DataError(f"{_location(rows, index)}: {wrong} ({path})")
         if wrong := _unpaired(row, spec):
             raise DataError(f"{_location(rows, index)}: {wrong} ({path})")
-        values = [row[spec.label]] if spec.label else row[spec.tags] if spec.tags else []
+        values = []
+        if spec.label:
+            values = [row[spec.label]]
+        elif spec.tags:
+            values = row[spec.tags]
         for value in values:
             try:
                 spec.label_index(value)
