@@ -165,7 +165,19 @@ def read_list(path: str) -> list[str]:
     return Path(path).read_text("utf-8-sig").splitlines() if path else []
 
 
+def strip_lines(lines: Lines) -> Lines:
+    """Return the lines without white space around them; empty ones are dropped."""
+    stripped = map(str.strip, lines)
+    return [line for line in stripped if line]
+
+
+def remove_citations(lines: Lines) -> Lines:
+    """Return the lines without the marks of Wikipedia, such as ``[1]`` and ``[edit]``."""
+    return [CITATION.sub("", line) if "[" in line else line for line in lines]
+
+
 def bad_words_filter(rules: Rules) -> Filter:
+    """Return the filter that drops pages with a word of the file ``rules.bad_words``."""
     test = bad_words_test(read_list(rules.bad_words), rules.language)
     return keep_page(lambda lines: test("\n".join(lines)))
 
@@ -173,9 +185,9 @@ def bad_words_filter(rules: Rules) -> Filter:
 # In the released order. "lorem-ipsum" and "curly-braces" drop pages, but see only the lines that the filters
 # before them leave, and so belong to the filters of lines.
 LINE_FILTERS: Mapping[str, Callable[[Rules], Filter]] = {
-    "blanks": lambda rules: lambda lines: [text for line in lines if (text := line.strip())],
+    "blanks": lambda rules: strip_lines,
     "long-words": lambda rules: keep_lines(lambda line: not has_longer_word(line, rules.word_length)),
-    "citations": lambda rules: lambda lines: [CITATION.sub("", s) if "[" in s else s for s in lines],
+    "citations": lambda rules: remove_citations,
     "terminal-punctuation": lambda rules: keep_lines(ends_a_sentence),
     "words-per-line": lambda rules: keep_lines(lambda line: len(line.split()) >= rules.words_per_line),
     "lorem-ipsum": lambda rules: drop_page_with_line(lambda line: "lorem ipsum" in line.lower()),

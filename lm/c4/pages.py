@@ -148,9 +148,7 @@ def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
                     yield Damage(location, f"begins with {line[:40]!r}, not with 'WARC/'")
                 continue
             number, in_damage = number + 1, False
-            head = itertools.islice(iter(lambda: next(_lines(file), b"").strip(), b""), MAX_HEADERS)
-            rows = (row.decode(errors="replace").partition(":") for row in head)
-            headers = {name.lower(): value.strip() for name, _, value in rows}
+            headers = _read_headers(file)
             length = headers.get("content-length", "")
             if not re.fullmatch("[0-9]{1,10}", length) or int(length) >= MAX_RECORD_BYTES:
                 in_damage = True
@@ -161,6 +159,17 @@ def wet_pages(piece: Piece) -> Iterator[Page | Damage]:
                 yield Damage(location, f"ends after {len(body)} of {length} bytes")
             elif headers.get("warc-type") == "conversion":
                 yield Page(body.decode(errors="replace"), headers.get("warc-target-uri", ""))
+
+
+def _read_headers(file: gzip.GzipFile | BinaryIO) -> dict[str, str]:
+    """Return ``{name in lower case: value}`` of the lines up to an empty one, MAX_HEADERS at most."""
+    headers = {}
+    for line in itertools.islice(_lines(file), MAX_HEADERS):
+        if not line.strip():
+            break
+        name, _, value = line.strip().decode(errors="replace").partition(":")
+        headers[name.lower()] = value.strip()
+    return headers
 
 
 PageReader = Callable[[Piece], Iterator[Page] | Iterator[Page | Damage]]

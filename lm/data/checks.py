@@ -108,9 +108,12 @@ def _check_single_objective(objective: Objective, architecture: str) -> None:
             "cannot be packed before it is drawn: objective.documents='apart' needs objective.noise="
             f"{' or '.join(map(repr, countable))}"
         )
-    # An encoder with a causal mask may also be a causal language model.
-    suits_encoder = objective.is_mlm or not objective.has_inputs
-    if objective.is_mlm and architecture != "encoder" or architecture == "encoder" and not suits_encoder:
+    if architecture == "encoder":
+        # An encoder with a causal mask may also be a causal language model.
+        suits_architecture = objective.is_mlm or not objective.has_inputs
+    else:
+        suits_architecture = not objective.is_mlm
+    if not suits_architecture:
         raise SettingError(
             f"objective.targets={objective.targets!r} does not suit model.architecture={architecture!r}: an "
             f"encoder, and only that, predicts tokens in their places ({' or '.join(map(repr, IN_PLACE))})"

@@ -153,10 +153,11 @@ class Reader:
         if not len(complete):
             return ""
         begin, end = output[0][words.begin[complete]], output[1][words.end[complete] - 1]
-        count = len(complete)
-        near = np.tri(count, k=MAX_ANSWER_WORDS - 1) * np.tri(count).T > 0  # no end before its start
-        best = np.argmax(np.where(near, begin[:, None] + end, -np.inf))
-        first, last = complete[best // count], complete[best % count]
+        index = np.arange(len(complete))
+        words_after_first = index - index[:, None]  # [first word, last word]
+        is_allowed = (words_after_first >= 0) & (words_after_first < MAX_ANSWER_WORDS)
+        scores = np.where(is_allowed, begin[:, None] + end, -np.inf)
+        first, last = complete[np.array(np.unravel_index(np.argmax(scores), scores.shape))]
         return self.task.texts(row)[-1][words.spans[first][0] : words.spans[last][1]]
 
     def _encoded(self, text: str) -> np.ndarray:
@@ -198,12 +199,16 @@ class Reader:
     def _words(self, row: Row) -> Words:
         """Return the words of the row's last text, which is one text or a list of words."""
         *others, words = self.task.texts(row)
+        preceding, spans = [], []  # the character before each word, and the word's place in a text
         if isinstance(words, str):
-            text, spans = words, [match.span() for match in WORD.finditer(words)]
+            text = words
+            spans = [match.span() for match in WORD.finditer(text)]
             words = [text[start:end] for start, end in spans]
-            preceding = [re.sub(r"\s", " ", text[max(start - 1, 0) : start]) for start, _ in spans]
-        else:
-            preceding, spans = ["", *[" "] * len(words)][: len(words)], []
+            for start, _ in spans:
+                before = text[max(start - 1, 0) : start]
+                preceding.append(" " if before.isspace() else before)
+        elif words:  # a list, whose words are separated by spaces
+            preceding = [""] + [" "] * (len(words) - 1)
         word_ids = [encode_word(self.tokenizer, *pair) for pair in zip(preceding, words, strict=True)]
         lengths = np.array([len(ids) for ids in word_ids], np.int64)
         last = np.fromiter(chain.from_iterable(word_ids), np.int32)

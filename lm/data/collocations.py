@@ -175,7 +175,7 @@ class Collocations:
     """
 
     def __init__(self, sequences: Iterable[Sequence[int]]):
-        ordered = sorted({tuple(sequence) for sequence in sequences})
+        ordered = sorted({tuple(map(int, sequence)) for sequence in sequences})
         self.fingerprint = hashlib.sha256(json.dumps(ordered).encode()).hexdigest()
         self.max_tokens = max(map(len, ordered), default=0)
         lengths = np.array([len(sequence) for sequence in ordered], np.int64)

@@ -212,12 +212,9 @@ class PairSampler:
 
     def single(self, segments: np.ndarray) -> SegmentPair:
         """Return pairs of the segments with these indices [B] and an empty second segment."""
-        first_only = np.array([1, 0])
-        all_segments = self.window.segments
-        return SegmentPair(
-            all_segments.starts[segments, None] * first_only,
-            all_segments.lengths[segments, None] * first_only,
-        )
+        starts, lengths = self.window.segments.starts[segments], self.window.segments.lengths[segments]
+        empty = np.zeros_like(starts)
+        return SegmentPair(np.stack([starts, empty], axis=1), np.stack([lengths, empty], axis=1))
 
     def read(self, pair: SegmentPair) -> np.ndarray:
         """Return the text of pairs, int32 [B,L]: the first segment, the second, and then tokens to ignore."""
@@ -242,9 +239,11 @@ class PairSampler:
         starts = np.stack([start, start + split], axis=1)
         lengths = np.stack([split, length - split], axis=1)
         if self.window.objective.pairs == "sentence-order":
-            swap = np.where(changed[:, None], [1, 0], [0, 1])
-            swapped = (np.take_along_axis(values, swap, axis=1) for values in (starts, lengths))
-            return SegmentPair(*swapped), changed
+            swap = changed[:, None]
+            pair = SegmentPair(
+                np.where(swap, starts[:, ::-1], starts), np.where(swap, lengths[:, ::-1], lengths)
+            )
+            return pair, changed
         random_start, length_there = self._other_document(segments, pair_uniforms[:, 2:])
         starts[:, 1] = np.where(changed, random_start, starts[:, 1])
         # Unchanged pairs are cut to this length too, or short second parts would give away changed pairs.
@@ -273,7 +272,9 @@ class PairSampler:
     def _other_segment(self, segments: np.ndarray, u: np.ndarray) -> np.ndarray:
         """Return a random segment of another document for each segment, int64 [B]."""
         documents = self.window.segments.documents  # ascending: the segments of a document are adjacent
-        low, high = (np.searchsorted(documents, documents[segments], side=side) for side in ("left", "right"))
+        low = np.searchsorted(documents, documents[segments], side="left")  # the document's first segment
+        high = np.searchsorted(documents, documents[segments], side="right")  # the next document's first
+        # a number among the segments of other documents; behind ``low`` it skips those of this one
         other = (u * (len(documents) - high + low)).astype(np.int64)
         return other + (other >= low) * (high - low)
 

@@ -511,7 +511,8 @@ class DenoisingRows(PickledWithoutCache):
         """Return the segments of a window's rows, where each row holds several packed segments."""
         row_starts, length_uniforms = self.pack_window(window.position)
         starts, ends = row_starts[window.rows], row_starts[window.rows + 1]
-        shuffled_indices = np.concatenate([np.arange(*row) for row in zip(starts, ends, strict=True)])
+        of_rows = [np.arange(start, end) for start, end in zip(starts, ends, strict=True)]
+        shuffled_indices = np.concatenate(of_rows)
         segments = self.reader.shuffle_segments(window.position)[shuffled_indices]
         text = self._read_text(window.position, segments)
         seeds = np.full(len(shuffled_indices), window.position.examples_seed(self.reader.seed))
@@ -533,16 +534,23 @@ def _sort_by_row(parts: Sequence[SegmentBatch]) -> SegmentBatch:
     """Return the segments of all parts, each read from one window, in the order of the batch's rows."""
     batch_rows = np.concatenate([part.batch_rows for part in parts])
     order = np.argsort(batch_rows, kind="stable")
-    texts, seeds, keys, uniforms_of_parts, _ = zip(*parts, strict=True)
+    texts = PaddedTexts(
+        tokens=np.concatenate([part.text.tokens for part in parts])[order],
+        lengths=np.concatenate([part.text.lengths for part in parts])[order],
+        content=np.concatenate([part.text.content for part in parts])[order],
+    )
     length_uniforms = None
-    if uniforms_of_parts[0] is not None:  # the same in all parts
-        length_uniforms = np.concatenate(uniforms_of_parts)[order]
+    drawn = [
+        part.length_uniforms for part in parts if part.length_uniforms is not None
+    ]  # of all parts or none
+    if drawn:
+        length_uniforms = np.concatenate(drawn)[order]
     return SegmentBatch(
-        PaddedTexts(*(np.concatenate(arrays)[order] for arrays in zip(*texts, strict=True))),
-        np.concatenate(seeds)[order],
-        np.concatenate(keys)[order],
-        length_uniforms,
-        batch_rows[order],
+        texts,
+        seeds=np.concatenate([part.seeds for part in parts])[order],
+        keys=np.concatenate([part.keys for part in parts])[order],
+        length_uniforms=length_uniforms,
+        batch_rows=batch_rows[order],
     )
 
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm.data.batches import PickledWithoutCache, order_generator
+from lm.config.base import SettingError
+from lm.data.batches import PickledWithoutCache, check_batch_size, order_generator
 from lm.data.collocations import Collocations
 from lm.data.corpus.sampler import CorpusSampler, RowIndex, WindowPosition
 from lm.data.corpus.token_cache import EncodedDocuments
@@ -70,9 +71,12 @@ def concatenate_documents(
 
     ``after_last``: a separator follows the last document too.
     """
-    ends = np.unique(offsets)[1:] if after_last else np.unique(offsets)[1:-1]
-    separators = ends + np.arange(len(ends)) if separator is not None else ends[:0]
-    return ConcatenatedText(tokens, separators, separator)
+    if separator is None:
+        return ConcatenatedText(tokens, np.zeros(0, np.int64), None)
+    ends = np.unique(offsets)[1:]  # of the documents, without separators
+    if not after_last:
+        ends = ends[:-1]
+    return ConcatenatedText(tokens, ends + np.arange(len(ends)), separator)
 
 
 def split_greedily(offsets: np.ndarray, max_length: int) -> Segments:
@@ -91,7 +95,8 @@ def split_evenly(offsets: np.ndarray, max_length: int) -> Segments:
     lengths = np.diff(offsets)
     counts = np.where(lengths > 1, -(-lengths // max_length), 0)
     documents, index = _number_segments(counts)
-    begin, end = (lengths[documents] * (index + i) // counts[documents] for i in (0, 1))
+    begin = lengths[documents] * index // counts[documents]
+    end = lengths[documents] * (index + 1) // counts[documents]
     return Segments(offsets[documents] + begin, end - begin, documents)
 
 
@@ -181,8 +186,17 @@ class SegmentReader(PickledWithoutCache):
     sampler: CorpusSampler
     objective: Objective
     lengths: Lengths
-    batch_size: int  # over all hosts [rows]
+    batch_size: int  # over all hosts; a multiple of the sampler's streams [rows]
     collocations: Collocations | None = None  # for noise with ``needs_collocations``
+
+    def __post_init__(self) -> None:
+        check_batch_size(self.batch_size)
+        if self.batch_size % self.sampler.num_streams:
+            raise SettingError(
+                f"batch_size={self.batch_size} should be a multiple of the sampler's "
+                f"{self.sampler.num_streams} streams (num_streams, or data.streams), each of which supplies "
+                "an equal part of every batch"
+            )
 
     @property
     def seed(self) -> int:

@@ -105,6 +105,13 @@ def test_a_unit_is_the_longest_collocation_and_of_two_that_overlap_the_one_with_
     assert dropped > 5
 
 
+def test_collocations_may_be_arrays_of_ids_as_tokenizers_return_them():
+    sequences = [(2, 3, 4), (4, 6)]
+    arrays = Collocations([np.array(sequence, np.int32) for sequence in sequences])
+    assert arrays.fingerprint == Collocations(sequences).fingerprint
+    assert (arrays.keys == Collocations(sequences).keys).all()
+
+
 def rows(name, found=None, **settings):
     sampler = CorpusSampler(OneWindow(CORPUS, VOCABULARY), 1, 7)
     settings = {"architecture": "encoder", "inputs_length": 64, "batch_size": 200} | settings

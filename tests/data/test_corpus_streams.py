@@ -25,7 +25,7 @@ from lm.config.base import DataError, SettingError
 from lm.data.batches import stream
 from lm.data.corpus import precompute
 from lm.data.corpus import token_cache as encoding
-from lm.data.corpus.files import file_shards
+from lm.data.corpus.files import FileShard, file_shards
 from lm.data.corpus.prefetch import pretokenize_in_background
 from lm.data.corpus.sampler import CorpusSampler, choose_num_streams, read_index
 from lm.data.corpus.shards import (
@@ -38,6 +38,8 @@ from lm.data.corpus.shards import (
 from lm.data.corpus.spec import corpus_shards
 from lm.data.corpus.tables import read_table
 from lm.data.corpus.token_cache import EncodedCorpus
+from lm.data.pretraining import pretraining_rows
+from lm.objectives.denoising import OBJECTIVES
 
 
 def text_of(batch):
@@ -354,6 +356,16 @@ def test_streams_that_divide_no_batch_are_refused():
         choose_num_streams(5, 12, 10**9)
 
 
+@pytest.mark.parametrize("batch_size", [2, 10])
+def test_a_batch_that_its_streams_do_not_divide_is_refused_before_anything_is_read(tmp_path, batch_size):
+    shards = Watched.several()
+    sampler = rows_in_streams(shards, tmp_path).row_source.reader.sampler
+    settings = {"architecture": "encoder-decoder", "inputs_length": 32, "batch_size": batch_size}
+    with pytest.raises(SettingError, match=f"batch_size={batch_size} should be a multiple of .* 4 streams"):
+        pretraining_rows(sampler, OBJECTIVES["mass-style"], **settings)
+    assert not any(shard.read_windows for shard in shards)
+
+
 def test_a_stream_without_text_is_refused_with_the_mend(tmp_path):
     made = rows_in_streams([InMemoryShard(("only one",))], tmp_path)
     with pytest.raises(SettingError, match="no text to train on in stream .* of 4.*data.streams lower"):
@@ -463,6 +475,21 @@ def test_processes_that_encode_ahead_keep_what_the_streams_read_next(tmp_path):
         batch, expected = again(step, slice(None)), alone(step, slice(None))
         assert all((value == expected.features()[key]).all() for key, value in batch.features().items())
     assert not any(shard.read_windows for shard in watched)
+
+
+def test_damaged_text_ends_the_tokenizing_ahead_of_its_stream_alone_and_prints_nothing(tmp_path, capfd):
+    (tmp_path / "damaged.jsonl").write_text("no JSON")
+    damaged = FileShard((tmp_path / "damaged.jsonl",), "jsonl", 1_000)
+    corpus = EncodedCorpus((damaged, InMemoryShard(tuple(WORDS))), VOCABULARY, tmp_path / "kept", 1000, 2)
+    sampler = CorpusSampler(corpus, 2)
+    with pretokenize_in_background(sampler, {0: None, 1: None}, 1):
+        deadline = time.monotonic() + 60
+        while len([*(tmp_path / "kept").rglob("*.npz")]) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+    assert [corpus.is_cached(1, window) for window in range(3)] == [True, True, False]
+    assert "Traceback" not in capfd.readouterr().err
+    with pytest.raises(DataError, match="damaged.jsonl: the line at byte 0"):
+        next(sampler.windows(0))
 
 
 @pytest.mark.slow

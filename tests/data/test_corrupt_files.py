@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 from benchmark_files import TEXT, prepare
-from feeding import documents
+from feeding import VOCABULARY, documents
 from texts import TEXTS
 from toy import damages
 
@@ -29,8 +30,12 @@ from lm.config.base import DataError, SettingError, change, changes
 from lm.data import batches
 from lm.data.corpus import tfds as rows
 from lm.data.corpus import token_cache
+from lm.data.corpus.files import FileShard
+from lm.data.corpus.sampler import CorpusSampler
 from lm.data.corpus.shards import iter_documents
 from lm.data.corpus.spec import corpus_shards
+from lm.data.corpus.token_cache import make_encoded_corpus
+from lm.data.pretraining import pretraining_rows
 from lm.files import (
     atomic_file,
     json_with_checksum,
@@ -38,6 +43,7 @@ from lm.files import (
     parse_with_checksum,
     write_with_checksum,
 )
+from lm.objectives.denoising import OBJECTIVES
 from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS, UNK
 
@@ -434,3 +440,33 @@ def test_text_that_changed_since_it_was_listed_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff" * 22_000)
     with pytest.raises(SettingError, match=r"a\.txt: byte"):
         [*iter_documents(found)]
+
+
+def test_rows_do_not_depend_on_what_was_counted_while_corrupt_records_were_skipped(tmp_path):
+    path, ends = tmp_path / "a.jsonl", 1_000  # bytes at both ends, by which the file is known
+    whole = [json.dumps({"text": f"document {number} " * 50}) for number in range(400)]
+    damaged = [*whole[:100], "x" * len(whole[100]), *whole[101:]]
+
+    def made(on_corrupt, index_folder):
+        shards = [FileShard((path,), "jsonl", ends, on_corrupt)]
+        corpus = replace(make_encoded_corpus(shards, VOCABULARY, tmp_path / "kept", 1), on_corrupt=on_corrupt)
+        sampler = CorpusSampler(corpus, 1, 3, index_folder=index_folder)
+        settings = {"architecture": "encoder-decoder", "inputs_length": 32, "batch_size": 4}
+        return pretraining_rows(sampler, OBJECTIVES["mass-style"], **settings)
+
+    rows = np.arange(10_000, 10_004)
+    path.write_text("\n".join(damaged))
+    made("skip", tmp_path / "rows")(rows)
+    path.write_text("\n".join(whole))
+    resumed, counted_anew = made("stop", tmp_path / "rows")(rows), made("stop", None)(rows)
+    assert (resumed.decoder.targets == counted_anew.decoder.targets).all()
+
+
+@pytest.mark.parametrize("value", ["null", "3", '["a"]'])
+def test_a_line_whose_text_is_no_string_is_named_with_what_it_holds(tmp_path, value):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "good"}}\n{{"text": {value}}}\n')
+    shown = re.escape(repr(json.loads(value)))
+    with pytest.raises(DataError, match=f"the line at byte 17 .*its text is {shown}, and should be a string"):
+        FileShard((path,), "jsonl", 1_000).read(0, 1 << 16)
+    assert FileShard((path,), "jsonl", 1_000, "skip").read(0, 1 << 16) == (["good"], 1)

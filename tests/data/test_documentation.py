@@ -323,6 +323,22 @@ def test_every_process_writes_the_same_bytes(tmp_path):
     assert len({next(folder.rglob("*array_record*")).read_bytes() for folder in folders}) == 1
 
 
+def test_a_set_that_another_process_moves_to_its_place_first_is_kept(tmp_path, monkeypatch):
+    draft, home = tmp_path / "draft", tmp_path / "home"
+    draft.mkdir()
+    (draft / "rows").write_text("ours")
+    replace = corpus.os.replace
+
+    def replace_too_late(folder, place):
+        place.mkdir()
+        (place / "rows").write_text("theirs")
+        replace(folder, place)
+
+    monkeypatch.setattr(corpus.os, "replace", replace_too_late)
+    corpus.move_sets({"corpus": corpus.WrittenSet(draft, 1)}, home)
+    assert (home / "corpus" / corpus.VERSION / "rows").read_text() == "theirs"
+
+
 def test_too_little_documentation_is_an_error():
     with pytest.raises(SettingError, match="too few"):
         [*corpus.make_sets(docstrings.extract_docstrings(["json"]))]

@@ -17,6 +17,12 @@ COPA = {
 }
 NEXT = {"sentences": ["No.", "One two."], "following": "Three four five.", "label": 1}
 CLOZE = {"context": "Before.", "question": "The _ is here.", "answers": ["cat"], "candidates": ["dog", "cat"]}
+NAMES = {
+    "context": "Before.",
+    "question": "With snake_case and __init__, a ._, too.",
+    "answers": ["cat"],
+    "candidates": ["dog", "cat"],
+}
 PROMPTS = {  # name -> row, prompt, what may stand behind it, and which of that is right
     "squad@0": (SQUAD, "A b c d.\nQuestion: What?\nAnswer:", ["b c"], 0),
     "scitldr@0": ({"document": "A text.", "summary": "A short one."}, "A text.\nTL;DR:", ["A short one."], 0),
@@ -30,6 +36,7 @@ PROMPTS = {  # name -> row, prompt, what may stand behind it, and which of that 
     "copa@0 ": (COPA | {"question": "cause", "label": 1}, "It rained because", ["i got wet.", "i slept."], 1),
     "last-word@0": (NEXT, "One two. Three four", ["five"], 0),
     "cloze@0": (CLOZE, "Before. The", ["dog is here.", "cat is here."], 1),
+    "cloze@0 ": (NAMES, "Before. With snake_case and __init__, a .", ["dog, too.", "cat, too."], 1),
     "sst2@0": ({"sentence": "good", "label": 1}, "Review: good\nSentiment:", ["negative", "positive"], 1),
     "boolq@0": (
         {"passage": "P.", "question": "is it", "label": 0},

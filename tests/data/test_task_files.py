@@ -323,6 +323,16 @@ def test_a_run_knows_the_checksums_of_the_file_and_its_rows(files, cache):
             '{"title "Lovely',
             "reviews-train.jsonl, line 2, is not JSON",
         ),
+        (
+            "colours.toml",
+            '"{colour}"',
+            '"colour"',
+            "targets='colour' names no column in braces, so that all rows have the same targets",
+        ),
+        ("colours.toml", "{thing}", "{thing", "inputs='.*{thing.*' has a brace without its partner"),
+        ("colours.toml", '"{colour}"', '"{colour}}"', "targets='{colour}}' has a brace without its partner"),
+        ("colours.toml", "metrics =", 'text = "thing"\nmetrics =', "text is not read with targets: leave it"),
+        ("colours.toml", "metrics =", 'labels = ["a"]\nmetrics =', "labels is not read with targets: leave"),
         ("reviews.toml", '["bad", "good"]', '["bad"]', "metric 'f1' is of two labels, not 1"),
         (
             "reviews.toml",

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from lm.config.base import SettingError
 from lm.data.corpus.sampler import CorpusSampler, WindowPosition, last_entry
 
 WINDOWS_AHEAD = 2  # encoded of each stream after the window that is being read
@@ -25,7 +26,8 @@ def pretokenize_in_background(
     """Run ``processes`` background processes that encode what the streams in ``index_files`` read next.
 
     ``index_files`` maps each stream to the file that says how far it has been read. The streams are divided
-    among the processes, which end with the context.
+    among the processes, which end with the context. A stream with text that cannot be read is left to
+    training, which raises the error when it reads that text.
     """
     spawn = multiprocessing.get_context("spawn")
     children = []
@@ -46,9 +48,16 @@ def pretokenize_in_background(
 def _run_worker(sampler: CorpusSampler, index_files: Mapping[int, Path | None], parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     streams = [StreamPretokenizer(sampler, stream, path) for stream, path in index_files.items()]
-    while os.getppid() == parent:
-        encoded = [stream.advance() for stream in streams]
-        if not any(encoded):
+    while streams and os.getppid() == parent:
+        is_idle = True
+        for stream in [*streams]:
+            try:
+                if stream.advance():
+                    is_idle = False
+            except (SettingError, OSError):
+                # Training raises it, in the process of the run, if it comes to read that window.
+                streams.remove(stream)
+        if is_idle:
             time.sleep(POLL_SECONDS)
 
 

@@ -146,13 +146,28 @@ def read_json_lines(
     documents, num_corrupt = [], 0
     for offset, line in lines:
         try:
-            documents.append(replace_lone_surrogates(json.loads(line)[TEXT_FIELD] + ""))
+            documents.append(replace_lone_surrogates(_text_of_line(line)))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             num_corrupt += 1
             if on_corrupt == "stop":
                 wrong = f'{path}: the line at byte {offset:,} is no {{"{TEXT_FIELD}": "..."}}'
                 raise DataError(f"{wrong} {_mend_of_line(line, offset, error)}") from error
     return WindowText([text for text in documents if text.strip()], num_corrupt)
+
+
+def _text_of_line(line: bytes) -> str:
+    """Return the text in a line of JSON.
+
+    KeyError if it lacks the field, TypeError if it is no object or the text no string; ValueError or
+    RecursionError if it is not JSON.
+    """
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise TypeError(f"it is {row!r:.40}, and should be an object")
+    text = row[TEXT_FIELD]
+    if not isinstance(text, str):
+        raise TypeError(f"its {TEXT_FIELD} is {text!r:.40}, and should be a string")
+    return text
 
 
 def replace_lone_surrogates(text: str) -> str:
@@ -168,7 +183,7 @@ def _mend_of_line(line: bytes, offset: int, error: Exception) -> str:
             f"(it has {fields}): rename the field of the text, such as with "
             f"jq -c '{{{TEXT_FIELD}: .content}}' in.jsonl > out.jsonl"
         )
-    found = "it has no such field" if isinstance(error, KeyError) else f"{error!r:.100}"
+    found = "it has no such field" if isinstance(error, KeyError) else f"{error!s:.100}"
     return f"({found}): mend it, or set data.corrupt_records='skip'"
 
 

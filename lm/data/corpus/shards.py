@@ -210,29 +210,36 @@ def shards_for_streams(shards: Sequence[Shard], num_streams: int, window_bytes: 
     return _deal_windows(windows, num_streams, window_bytes)
 
 
-def _sized_windows(shards: Sequence[Shard], window_bytes: int) -> list[tuple[int, Shard, int]]:
-    """Return (characters, shard, index in the shard) of each window that has text."""
-    windows = list[tuple[int, Shard, int]]()
+@dataclass(frozen=True)
+class SizedWindow:
+    """The place of a window, and the length of its text."""
+
+    shard: Shard
+    index: int  # in the shard
+    characters: int
+
+
+def _sized_windows(shards: Sequence[Shard], window_bytes: int) -> list[SizedWindow]:
+    """Return each window that has text, in the order of the shards."""
+    windows = list[SizedWindow]()
     for shard in shards:
         for index in itertools.count():
             text = shard.read(index, window_bytes)
             if text is None:
                 break
             if text.documents:
-                windows.append((sum(map(len, text.documents)), shard, index))
+                windows.append(SizedWindow(shard, index, sum(map(len, text.documents))))
     return windows
 
 
-def _deal_windows(
-    windows: Sequence[tuple[int, Shard, int]], num_streams: int, window_bytes: int
-) -> list[Shard]:
+def _deal_windows(windows: Sequence[SizedWindow], num_streams: int, window_bytes: int) -> list[Shard]:
     """Return a shard for each stream: each window, the largest first, goes to the stream with least text."""
     streams = [(0, stream) for stream in range(num_streams)]  # a heap of (characters, stream)
     dealt: list[list[tuple[Shard, int]]] = [[] for _ in streams]
-    for characters, shard, index in sorted(windows, key=lambda window: -window[0]):
+    for window in sorted(windows, key=lambda window: -window.characters):
         size, stream = streams[0]
-        heapq.heapreplace(streams, (size + characters, stream))
-        dealt[stream].append((shard, index))
+        heapq.heapreplace(streams, (size + window.characters, stream))
+        dealt[stream].append((window.shard, window.index))
     sizes = {stream: size for size, stream in streams}
     return [
         WindowsShard(tuple(stream_windows), window_bytes, sizes[stream])

@@ -249,12 +249,15 @@ def write_set(name: str, rows: Mapping[str, list[Row]], folder: Path) -> Written
 
 
 def move_sets(written: Mapping[str, WrittenSet], home: Path) -> None:
-    """Move complete data sets to ``home/NAME/VERSION``."""
+    """Move complete data sets to ``home/NAME/VERSION``; one that another process wrote first is kept."""
     for name, (folder, _) in written.items():
         place = home / name / VERSION
         place.parent.mkdir(parents=True, exist_ok=True)
-        if not place.exists():  # else another process has written the same
+        try:
             os.replace(folder, place)
+        except OSError:
+            if not place.exists():
+                raise
 
 
 def documentation_shards(

@@ -143,7 +143,8 @@ def paragraphs(docstring: str) -> Iterator[str]:
         if not word and UNDERLINE.match(text):
             text, lines = "", []
         indent = len(line) - len(line.lstrip())
-        continues = bool(lines) and bool(text) and (indent > base if hanging else indent == base)
+        has_indent = indent > base if hanging else indent == base  # that of the paragraph
+        continues = bool(lines) and bool(text) and has_indent
         bullet = None if word else BULLET_MARK.match(text)
         if not continues or bullet:
             if lines:

@@ -220,9 +220,13 @@ def translate_to(language: str) -> Template:
     return Template(lambda row: f"English: {row['en']}\n{language}:", "en", "English:")
 
 
+# the gap of a cloze: no underscore within a name, such as those of ``batch_size`` and ``__init__``
+CLOZE_GAP = re.compile(r"(?<!\w)_(?!\w)")
+
+
 def around_gap(row: Row) -> tuple[str, str]:
     """Return the context and the text before the gap of a cloze, and the text after the gap."""
-    before, _, after = row["question"].partition("_")
+    before, after = CLOZE_GAP.split(row["question"], maxsplit=1)
     return f"{row['context']} {before}".strip(), after
 
 

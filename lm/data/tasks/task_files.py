@@ -73,7 +73,9 @@ TEXT_METRICS: dict[str, metrics.Metric] = {
 }
 MAX_COUNTED_LABELS = 10  # messages count the rows by label of tasks with at most so many labels
 NUMBER_METRICS = ("pearson", "spearman")  # their targets are numbers
+# keys that would be ignored beside "tags", and beside "targets"
 UNREAD_WITH_TAGS = ("inputs", "text", "targets_length", "longer_targets")
+UNREAD_WITH_TARGETS = ("text", "labels")
 
 
 # ---- the file
@@ -118,16 +120,28 @@ class TaskSpec:
             raise SettingError(f"label needs {missing}")
         if len({*self.label_names}) < len(self.label_names):
             raise SettingError(f"labels={self.labels} should be names that differ, one of each class")
-        if self.targets and not self.inputs:
-            raise SettingError('targets needs inputs, such as inputs = "summarize: {document}"')
+        if self.targets:
+            self._check_targets()
+        for name in ("inputs", "targets"):
+            template = getattr(self, name)
+            if re.search("[{}]", COLUMN.sub("", template)):
+                raise SettingError(
+                    f"{name}={template!r} has a brace without its partner: put columns in braces, as in "
+                    "{column}, and double a brace that is text"
+                )
         if unknown := [name for name in self.splits if name not in get_args(SplitName)]:
             raise SettingError(f"splits has {unknown[0]!r}{did_you_mean(unknown[0], get_args(SplitName))}")
         if self.source and self.source.partition(":")[0] not in SOURCES:
             raise SettingError(f"source={self.source!r} should be 'tfds:NAME' or 'hf:NAME'")
         known: Mapping[str, Any] = TEXT_METRICS
-        if self.label or self.tags:
-            known = LABEL_METRICS if self.label else TAG_METRICS
-        for name in self.metrics if self.tags else self.metrics or [""]:
+        if self.label:
+            known = LABEL_METRICS
+        elif self.tags:
+            known = TAG_METRICS
+        named = self.metrics
+        if not named and not self.tags:  # only tags have metrics by default
+            named = [""]
+        for name in named:
             if name not in known:
                 raise SettingError(f"metric {name!r} is unknown{did_you_mean(name, known)}")
         if "f1" in self.metrics and self.label and len(self.label_names) != 2:
@@ -137,6 +151,23 @@ class TaskSpec:
         if self.targets_length < 2:
             raise SettingError(f"targets_length={self.targets_length} should be at least 2, EOS counted")
 
+    def _check_unread(self, keys: Sequence[str], beside: str) -> None:
+        """Raise SettingError if one of ``keys`` is set, since nothing reads it in a task with ``beside``."""
+        for key in fields(self):
+            if key.name in keys and getattr(self, key.name) != key.default:
+                raise SettingError(f"{key.name} is not read with {beside}: leave it out")
+
+    def _check_targets(self) -> None:
+        """Raise SettingError for keys that do not fit a text-to-text task."""
+        if not self.inputs:
+            raise SettingError('targets needs inputs, such as inputs = "summarize: {document}"')
+        self._check_unread(UNREAD_WITH_TARGETS, "targets")
+        if not template_columns(self.targets):
+            raise SettingError(
+                f"targets={self.targets!r} names no column in braces, so that all rows have the same "
+                'targets: name one, such as targets = "{answer}"'
+            )
+
     def _check_tags(self) -> None:
         """Raise SettingError for keys that do not fit a task with tags."""
         if not (self.tags and self.words):
@@ -145,9 +176,7 @@ class TaskSpec:
             )
         if not self.labels:
             raise SettingError('tags needs labels, the names of the tags, such as ["O", "B-PER", "I-PER"]')
-        for key in fields(self):
-            if key.name in UNREAD_WITH_TAGS and getattr(self, key.name) != key.default:
-                raise SettingError(f"{key.name} is not read with words and tags: leave it out")
+        self._check_unread(UNREAD_WITH_TAGS, "words and tags")
         if "entity_f1" in self.metrics and not metrics.is_bio(self.labels):
             raise SettingError(
                 f"metric 'entity_f1' needs labels in BIO, O, B-TYPE and I-TYPE, not {self.labels}"
@@ -196,8 +225,9 @@ class TaskSpec:
     def label_index(self, value: Any) -> int | None:
         """Return the index of the label that a value of the data names; None if it is unknown (-1 or -100).
 
-        Raises LookupError if the value is neither one of ``labels`` nor the number of one. A JSON boolean
-        matches a label named True, true or 1 (False, false or 0), and is never read as the number of a label.
+        Raises LookupError if the value is neither one of ``labels`` nor the number of one. Where labels are
+        numbers themselves, a value is always a name, -1 too. A JSON boolean matches a label named True, true
+        or 1 (False, false or 0), and is never read as the number of a label.
         """
         text, is_boolean = str(value), isinstance(value, bool)
         possible_names = (text, text.lower(), str(int(value))) if is_boolean else (text,)
@@ -423,7 +453,11 @@ def check_rows(path: Path, spec: TaskSpec, rows: Sequence[Row]) -> None:
             raise DataError(f"{_location(rows, index)}: {wrong} ({path})")
         if wrong := _unpaired(row, spec):
             raise DataError(f"{_location(rows, index)}: {wrong} ({path})")
-        values = [row[spec.label]] if spec.label else row[spec.tags] if spec.tags else []
+        values = []
+        if spec.label:
+            values = [row[spec.label]]
+        elif spec.tags:
+            values = row[spec.tags]
         for value in values:
             try:
                 spec.label_index(value)
