@@ -296,7 +296,14 @@ def _loss_denominators(batch: Batch) -> dict[str, jax.Array]:
 def _sum_over_microbatches(
     loss_and_gradients: Callable, count: int, params: dict[str, jax.Array], batch: Batch, key: jax.Array
 ) -> tuple[dict[str, jax.Array], tuple[Metrics, None]]:
-    """Return the sums over ``count`` micro-batches: of the gradients, and of (metrics, no carry)."""
+    """Return the sums over ``count`` micro-batches: of the gradients, and of (metrics, no carry).
+
+    SettingError for a batch whose rows the micro-batches cannot share evenly.
+    """
+    rows = len(next(iter(batch.features().values())))
+    if rows % count:
+        fitting = ", ".join(str(number) for number in range(1, rows + 1) if rows % number == 0)
+        raise SettingError(f"microbatches={count} cannot share {rows} rows evenly: ask for one of {fitting}")
 
     def split(x):  # each micro-batch takes every count-th row, so that devices exchange no rows
         return x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1)
