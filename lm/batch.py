@@ -95,12 +95,17 @@ class Batch:
 
     @classmethod
     def from_features(cls, features: Mapping[str, Array]) -> "Batch":
-        """Return the batch of arrays by feature name; SettingError for a name that is unknown."""
+        """Return the batch of arrays by feature name.
+
+        SettingError for a name that is unknown, and for a side without its tokens.
+        """
         by_side: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "": {}}
         for name, array in features.items():
             if name not in FEATURES:
                 raise SettingError(f"feature {name!r} of a batch is unknown{did_you_mean(name, FEATURES)}")
             side, field = FEATURES[name]
+            if side and f"{side}_input_tokens" not in features:
+                raise SettingError(f"{name} needs {side}_input_tokens too, which the batch lacks")
             by_side[side][field] = array
         sides = {name: Side(**by_side[name]) for name in ("encoder", "decoder") if by_side[name]}
         return cls(**sides, **by_side[""])

@@ -95,7 +95,7 @@ def parse_with_checksum(
     Raises DataError with the file's name and the ``mend`` if it was changed.
     """
     try:
-        return _unsealed(data, path, "")[0]
+        return _checked_value(data, path, "")[0]
     except SettingError as error:
         raise DataError(f"{error}; {mend}") from error
 
@@ -131,7 +131,7 @@ def parse_lines_with_checksum(
     values, before = [], ""
     for number, line in enumerate(lines, 1):
         try:
-            value, before = _unsealed(line, path, before)
+            value, before = _checked_value(line, path, before)
         except SettingError as error:
             raise DataError(f"{error}, in line {number} of {len(lines)}; {mend}") from error
         values.append(value)
@@ -152,13 +152,13 @@ def _checksum_of_parsed(value: Mapping[str, Any], before: str) -> str:
     return hashlib.sha256(f"{before}{json.dumps(bare, sort_keys=True)}".encode()).hexdigest()
 
 
-def _unsealed(text: bytes, path: Any, before: str) -> tuple[dict[str, Any], str]:
-    """Return the value without its checksum, and the checksum."""
+def _checked_value(text: bytes, path: Any, before: str) -> tuple[dict[str, Any], str]:
+    """Return the value without its checksum, and the checksum; SettingError if they do not fit."""
     value = parse_json(text, path)
     if not isinstance(value, dict) or not isinstance(value.get(CHECKSUM), str):
         raise SettingError(f"{path} has no checksum ({CHECKSUM}): not written by this version, or damaged")
     own = value.pop(CHECKSUM)
-    with contextlib.suppress(RecursionError, ValueError):  # of values nested deeper than any that was sealed
+    with contextlib.suppress(RecursionError, ValueError):  # of values nested deeper than any that was written
         if own == _checksum_of_parsed(value, before):
             return value, own
     raise SettingError(f"{path} was edited or damaged: it does not fit its checksum ({CHECKSUM})")
@@ -179,17 +179,18 @@ def write_with_checksum(path: Path, contents: bytes) -> None:
     While the contents change, that file lists the SHA-256 of the old ones too. So the file is whole, with the
     old contents or the new, wherever this is interrupted.
     """
-    seal, new = _seal_of(path), hashlib.sha256(contents).hexdigest()
-    write(seal, f"{seal.read_text()}\n{new}" if matches_checksum(path) else new)
+    checksum_file, new = _checksum_file(path), hashlib.sha256(contents).hexdigest()
+    checksums = f"{checksum_file.read_text()}\n{new}" if matches_checksum(path) else new
+    write(checksum_file, checksums)
     write(path, contents)
-    write(seal, new)
+    write(checksum_file, new)
 
 
 def matches_checksum(path: Path) -> bool:
     """Return whether ``path`` is as ``write_with_checksum`` wrote it."""
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest().encode()
-        return digest in _seal_of(path).read_bytes().split(b"\n")
+        return digest in _checksum_file(path).read_bytes().split(b"\n")
     except OSError:
         return False
 
@@ -225,7 +226,8 @@ def check_characters(value: Any, name: str) -> None:
             ) from error
 
 
-def _seal_of(path: Path) -> Path:
+def _checksum_file(path: Path) -> Path:
+    """Return the file beside ``path`` that holds the checksum of its contents."""
     return path.with_name(f"{path.name}.sha256")
 
 

@@ -1,6 +1,6 @@
 """Make or load a model, train it on pairs of texts and ask it in texts, in a few lines (docs/notebook.md)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +17,8 @@ from lm.config.model import ModelConfig, Pool
 from lm.config.training import OptimizerConfig
 from lm.data.batches import Batches, stream
 from lm.data.classification import Reader
-from lm.data.seq2seq import MixtureRows
+from lm.data.packing import pad_texts
+from lm.data.seq2seq import Example, MixtureRows
 from lm.evaluate.generate import Model
 from lm.evaluate.loglikelihood import Masking, ShardBatch
 from lm.evaluate.text_model import TextModel
@@ -26,7 +27,9 @@ from lm.objectives.denoising import Lengths
 from lm.predictions import TEXTS, TextHead
 from lm.special_tokens import boundary_tokens, check_special, prompt_special_ids, special_ids
 from lm.tokenizers.huggingface import load_pretrained_tokenizer
-from lm.tokenizers.tokenizer import Tokenizer
+from lm.tokenizers.tokenizer import BoundaryTokens, Tokenizer
+from lm.train.checks import check_mesh
+from lm.train.flops import longest_row
 from lm.train.step import StepSpec, build
 
 PAIRS = "pairs"  # the name of the one task
@@ -37,7 +40,8 @@ class PairTraining:
     """Settings of training on pairs of texts."""
 
     steps: int = 100  # updates [steps]
-    batch_size: int = 8  # rows, into each of which as many pairs go as fit [sequences]
+    # rows, into each of which as many pairs go as fit; a multiple of the number of devices [sequences]
+    batch_size: int = 8
     inputs_length: int = 64  # longer inputs lose their end, EOS counted [tokens]
     targets_length: int = 32  # the same of targets [tokens]
     optimizer: OptimizerConfig = OptimizerConfig(name="adamw", schedule="constant", learning_rate=0.001)
@@ -108,8 +112,9 @@ def train_model(
     The loss of a decoder without an encoder is the mean over prompt and answer. ``texts`` itself stays as it
     is. A decoder then reads a prompt as in training: start token, prompt, EOS.
 
-    Raises SettingError without a pair, for a model that writes no text, and for one whose texts end otherwise
-    than its tokenizer's.
+    Raises SettingError without a pair or for one that is not two texts, for pairs that are longer than the
+    model's positions reach, for a batch that the devices cannot share evenly, for a model that writes no
+    text, and for one whose texts end otherwise than its tokenizer's.
     """
     if not pairs:
         raise SettingError("pairs=() should have at least one (input, answer) pair")
@@ -118,21 +123,38 @@ def train_model(
     tokenizer, seed = texts.tokenizer, training.seed
     config = replace(texts.model.config, special=special_ids(texts.model.config, tokenizer))
     check_special(config, tokenizer, "the vocabulary")
-    examples = [(texts.encode(inputs), texts.encode(answer)) for inputs, answer in pairs]
+    mesh = sharding.make_mesh(MeshConfig())
+    check_mesh(config, mesh.shape, training.batch_size)
+    examples: list[Example] = []
+    for number, pair in enumerate(pairs):
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        if not is_pair or not all(isinstance(text, str) for text in pair):
+            raise SettingError(f"pairs[{number}]={pair!r:.80} should be (input, answer), two texts")
+        inputs, answer = pair
+        examples.append((texts.encode(inputs), texts.encode(answer)))
     lengths = Lengths(training.inputs_length, training.inputs_length, training.targets_length)
     boundary = boundary_tokens(config, tokenizer)
-    multiple, shares = config.funnel.multiple, {PAIRS: 1.0}
-    rows = MixtureRows({PAIRS: examples}, shares, config.architecture, lengths, seed, boundary, multiple)
-    mesh = sharding.make_mesh(MeshConfig())
+    _check_positions(config, examples, lengths, boundary)
+    rows = MixtureRows(
+        {PAIRS: examples},
+        rates={PAIRS: 1.0},
+        architecture=config.architecture,
+        lengths=lengths,
+        seed=seed,
+        boundary=boundary,
+        pad_to_multiple_of=config.funnel.multiple,
+    )
     steps = build(StepSpec(config, training.optimizer.ending_at(training.steps)), mesh)
     state = steps.initial_state(seed)
-    learnt = sharding.named(texts.model)  # copied, since a step consumes the state before
-    params = {
-        name: jax.device_put(jnp.array(learnt[name]), like.sharding) for name, like in state.params.items()
-    }
+    trained_before = sharding.named(texts.model)
+    params = {}
+    for name, initial in state.params.items():
+        copied = jnp.array(trained_before[name])  # since a step consumes the state before it
+        params[name] = jax.device_put(copied, initial.sharding)
     average = None if state.average is None else jax.tree.map(jnp.copy, params)
     state = replace(state, params=params, average=average)
-    step, losses = steps.seeded_train_step(seed), []
+    step = steps.seeded_train_step(seed)
+    losses = []
     for batch in stream(Batches(rows, training.batch_size), 0, training.steps):
         state, metrics = step(state, sharding.put_batch(batch, mesh))
         losses.append(metrics["loss"])
@@ -149,6 +171,26 @@ def train_model(
     return replace(trained, pool=texts.pool), [float(loss) for loss in losses]
 
 
+def _check_positions(
+    config: ModelConfig, examples: Sequence[Example], lengths: Lengths, boundary: BoundaryTokens
+) -> None:
+    """Raise SettingError if a pair, cut to ``lengths``, has more tokens than the model has positions.
+
+    Pairs that are packed into one row count their positions each from 0.
+    """
+    limit = longest_row(config)
+    if limit is None:
+        return
+    inputs = pad_texts([inputs for inputs, _ in examples], lengths.inputs, boundary).lengths
+    targets = pad_texts([answer for _, answer in examples], lengths.targets, boundary).lengths
+    sizes = np.maximum(inputs, targets) if config.has_encoder else inputs + targets
+    if (longest := int(sizes.max())) > limit:
+        raise SettingError(
+            f"a pair of {longest} tokens exceeds model.positions.max_length={limit}: make inputs_length="
+            f"{lengths.inputs} or targets_length={lengths.targets} smaller, which cuts pairs, or shorten it"
+        )
+
+
 def text_model(
     model: Model,
     tokenizer: Tokenizer,
@@ -161,22 +203,29 @@ def text_model(
     ``framed`` are the ids around a prompt, by default ``prompt_special_ids``'s.
     """
     config, (begin, end) = model.config, framed or prompt_special_ids(model.config, tokenizer)
-    masking, prefix = None, begin
-    # a mask is left out of answers, unless it is the first of the sentinels that stand for spans
-    skipped = None if config.has_encoder and tokenizer.mask == tokenizer.sentinel(0) else tokenizer.mask
+    masking, prefix = None, tokenizer.eos if begin is None else begin
     if not config.has_decoder:
-        ends = ((() if token is None else (token,)) for token in (begin, end))
-        masking, prefix = Masking(tokenizer.mask, *ends), None
-    elif begin is None:
-        prefix = tokenizer.eos
+        before = () if begin is None else (begin,)
+        after = () if end is None else (end,)
+        masking, prefix = Masking(tokenizer.mask, before, after), None
+    # a mask is left out of answers, unless it is the first of the sentinels that stand for spans
+    is_sentinel = config.has_encoder and tokenizer.mask == tokenizer.sentinel(0)
+    skipped = None if is_sentinel else tokenizer.mask
+
+    def encode_prompt(text: str) -> list[int]:
+        return tokenizer.encode_with_special_tokens(text, begin, end)
+
+    def decode(ids: Iterable[int]) -> str:
+        return tokenizer.decode(token for token in ids if token != skipped)
+
     return TrainableModel(
-        model,
-        shard_batch,
-        tokenizer.encode,
-        lambda text: tokenizer.encode_with_special_tokens(text, begin, end),
-        lambda ids: tokenizer.decode(token for token in ids if token != skipped),
-        prefix,
-        masking,
-        max_length,
+        model=model,
+        shard_batch=shard_batch,
+        encode=tokenizer.encode,
+        encode_prompt=encode_prompt,
+        decode=decode,
+        prefix=prefix,
+        masking=masking,
+        max_length=max_length,
         tokenizer=tokenizer,
     )

@@ -76,8 +76,8 @@ class TextHead:
                 "its task if the run has several"
             )
         kind, task = self.reader.task.kind, self.reader.task
-        asked = replace(task, target=lambda _: None, texts=_row_texts, answer_span=None)
-        reader = replace(self.reader, task=asked)
+        unlabelled = replace(task, target=lambda _: None, texts=_row_texts, answer_span=None)
+        reader = replace(self.reader, task=unlabelled)
         rows = [_as_row(text, kind) for text in _as_list(texts)]
         return [
             _prediction(reader, row, output)
@@ -103,25 +103,27 @@ class TextHead:
         self, reader: Reader, rows: Sequence[Row], output: Callable[[Any, Batch], jax.Array]
     ) -> list[np.ndarray]:
         """Return the output for each row, in order; rows of similar length are read together."""
-        examples = [reader.example(row).rows for row in rows]
-        cut = sum(any(encoded.is_cut for encoded in parts) for parts in examples)
-        if cut:
+        candidates = [reader.example(row).rows for row in rows]  # several of a row in multiple choice
+        num_cut = sum(any(candidate.is_cut for candidate in each) for each in candidates)
+        if num_cut:
             room = f"the {reader.length} tokens that the model reads"
             warnings.warn(
-                f"{cut:,} of {len(rows):,} texts are longer than {room}, and were cut", stacklevel=4
+                f"{num_cut:,} of {len(rows):,} texts are longer than {room}, and were cut", stacklevel=4
             )
-        lengths = [max(len(row.tokens) for row in parts) for parts in examples]
-        order = sorted(range(len(rows)), key=lambda index: (len(examples[index]), lengths[index]))
+        num_candidates = [len(each) for each in candidates]
+        lengths = [max(len(candidate.tokens) for candidate in each) for each in candidates]
+        order = sorted(range(len(rows)), key=lambda index: (num_candidates[index], lengths[index]))
+        mesh = sharding.mesh_of(self.model)
+        shards = 1 if mesh is None else sharding.batch_shards(mesh.shape)
         outputs: dict[int, np.ndarray] = {}
-        for batch in _batches(order, [len(parts) for parts in examples]):
+        for batch in _batches(order, num_candidates):
             longest = max(lengths[index] for index in batch)
-            fitting = replace(reader, length=min(reader.length, _power_of_two(longest, MIN_ROW_LENGTH)))
-            mesh = sharding.mesh_of(self.model)
-            shards = 1 if mesh is None else sharding.batch_shards(mesh.shape)
-            size = _power_of_two(-(-len(batch) // shards), 1) * shards
-            host_batch = fitting.batch([rows[index] for index in batch], size)
+            row_length = min(reader.length, _power_of_two(longest, MIN_ROW_LENGTH))
+            batch_size = _power_of_two(-(-len(batch) // shards), 1) * shards
+            host_batch = replace(reader, length=row_length).batch([rows[i] for i in batch], batch_size)
             with nullcontext() if mesh is None else jax.set_mesh(mesh):
                 found = np.asarray(output(self.model, self.shard_batch(host_batch)), np.float32)
+            # the rows that fill up the batch have no index
             outputs |= dict(zip(batch, found, strict=False))
         return [outputs[index] for index in range(len(rows))]
 
@@ -157,19 +159,19 @@ def _is_list(text: Any) -> bool:
 
 def _as_row(text: Any, kind: str) -> Row:
     """Return a text as the row of a task of this kind; SettingError for anything else."""
-    found: Any = None
+    texts: Any = None  # as a task's ``texts`` returns them; None: not what this kind of head reads
     if kind in READS_TEXTS:
-        found = _as_texts(text)
+        texts = _as_texts(text)
     elif kind == "tokens" and _is_list(text) and all(isinstance(word, str) for word in text):
-        found = (list(text),)
+        texts = (list(text),)
     elif kind == "span" and (pair := _as_texts(text)) is not None and len(pair) == 2:
-        found = pair
+        texts = pair
     elif kind == "choice" and _is_list(text) and text:
         candidates = tuple(map(_as_texts, text))
-        found = None if None in candidates else candidates
-    if found is None:
+        texts = None if None in candidates else candidates
+    if texts is None:
         raise SettingError(f"predict expects {EXPECTED[kind]} for each text, not {text!r:.80}")
-    return {"texts": found}
+    return {"texts": texts}
 
 
 def _as_texts(text: Any) -> tuple[str, ...] | None:
@@ -197,12 +199,13 @@ def _prediction(reader: Reader, row: Row, output: np.ndarray) -> Any:
     return answer
 
 
-def _batches(order: Sequence[int], widths: Sequence[int]) -> list[list[int]]:
+def _batches(order: Sequence[int], num_candidates: Sequence[int]) -> list[list[int]]:
     """Return the indices in batches of at most MAX_ROWS, each of rows with equally many candidates."""
     batches: list[list[int]] = []
     for index in order:
-        if batches and len(batches[-1]) < MAX_ROWS and widths[batches[-1][0]] == widths[index]:
-            batches[-1].append(index)
+        last = batches[-1] if batches else []
+        if last and len(last) < MAX_ROWS and num_candidates[last[0]] == num_candidates[index]:
+            last.append(index)
         else:
             batches.append([index])
     return batches

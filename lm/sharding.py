@@ -150,9 +150,19 @@ def named(tree: Any) -> dict[str, Any]:
     """Return {dotted name: leaf} of any pytree; parameters are named by attributes, as in "embed.table"."""
     leaves = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        keys = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", key)))) for key in path]
-        leaves[".".join(keys[:-1] if keys[-1:] == ["value"] else keys)] = leaf
+        keys = [_key_name(key) for key in path]
+        if keys[-1:] == ["value"]:  # of the nnx.Variable around an array
+            keys.pop()
+        leaves[".".join(keys)] = leaf
     return leaves
+
+
+def _key_name(key: Any) -> str:
+    """Return the name of a step on jax's path to a leaf: of an attribute, a dictionary's key or an index."""
+    for attribute in ("name", "key", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
 
 
 def logical_axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
@@ -210,10 +220,9 @@ def optimizer_state_shardings(
     """
     mesh: Any = next(iter(shardings.values())).mesh
     params = named(model)
-    shapes = {
-        n: _distinct_sizes(params[n].shape, names[:1] == ("layers",))
-        for n, names in logical_axes(model).items()
-    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, axes in logical_axes(model).items():
+        shapes[name] = _distinct_sizes(params[name].shape, stacked=axes[:1] == ("layers",))
     stand_ins = {name: jax.ShapeDtypeStruct(shape, params[name].dtype) for name, shape in shapes.items()}
 
     def sharding_of(path, leaf):
@@ -283,8 +292,12 @@ def process_rows(mesh: Mesh, batch_size: int) -> list[slice]:
 
     Where a tensor axis spans several processes, these feed the same rows.
     """
-    indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
-    return [slice(*span) for span in sorted({index[0].indices(batch_size)[:2] for index in indices if index})]
+    spans: set[tuple[int, int]] = set()  # (start, stop), once where several devices hold the same rows
+    for index in batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values():
+        if index:
+            start, stop, _ = index[0].indices(batch_size)
+            spans.add((start, stop))
+    return [slice(start, stop) for start, stop in sorted(spans)]
 
 
 def put_batch(batch: Tree, mesh: Mesh) -> Tree:

@@ -39,6 +39,13 @@ def test_a_feature_name_that_does_not_exist_is_refused_with_the_nearest_that_doe
         Batch.from_features(DECODER.features() | {name: TOKENS})
 
 
+def test_features_of_a_side_without_its_tokens_are_refused_with_the_name_that_is_missing():
+    for side, other in (("encoder", "decoder"), ("decoder", "encoder")):
+        features = {f"{side}_segment_ids": TOKENS, f"{other}_input_tokens": TOKENS}
+        with pytest.raises(SettingError, match=f"{side}_segment_ids needs {side}_input_tokens"):
+            Batch.from_features(features)
+
+
 @pytest.mark.parametrize("batch", [WHOLE, DECODER], ids=["whole", "decoder"])
 def test_a_batch_comes_back_from_its_features_and_from_its_leaves_with_what_it_lacks(batch):
     names = [name for name, array in batch.features().items() if array is not None]

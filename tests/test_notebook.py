@@ -11,7 +11,7 @@ from paths import GOLDEN, ROOT
 
 from lm import convert
 from lm.config.base import SettingError
-from lm.config.layers import AttentionConfig, MlpConfig
+from lm.config.layers import AttentionConfig, MlpConfig, PositionsConfig
 from lm.config.model import ModelConfig, SpecialTokens
 from lm.config.training import OptimizerConfig
 from lm.notebook import PairTraining, load_model, make_model, text_model, train_model
@@ -79,6 +79,39 @@ def test_what_cannot_be_trained_is_refused():
     encoder = make_model(replace(SMALL, architecture="encoder"), ByteTokenizer(100), seed=0)
     with pytest.raises(SettingError, match="an encoder writes no answers"):
         train_model(encoder, [("a", "b")], PairTraining())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "longest"),
+    [("encoder-decoder", 12), ("decoder", 12 + 9)],  # the longer side, or both sides, with an EOS each
+)
+def test_pairs_longer_than_the_positions_of_a_model_are_refused_before_training(architecture, longest):
+    pairs = [("a", "b"), ("c" * 11, "d" * 20)]  # of which the second answer is cut to 9 tokens
+    training = PairTraining(steps=1, targets_length=9, optimizer=FAST)
+    config = replace(SMALL, architecture=architecture)
+    positions = PositionsConfig(kind="learned", max_length=longest - 1)
+    model = make_model(replace(config, positions=positions), ByteTokenizer(100), seed=0)
+    with pytest.raises(SettingError, match=f"pair of {longest} tokens .*max_length={longest - 1}.*make inp"):
+        train_model(model, pairs, training)
+    positions = replace(positions, max_length=longest)
+    model = make_model(replace(config, positions=positions), ByteTokenizer(100), seed=0)
+    assert np.isfinite(train_model(model, pairs, training)[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("pairs", "found"),
+    [(["ab"], "'ab'"), ([("a", "b"), ("c",)], r"\('c',\)"), ([("a", 3)], r"\('a', 3\)")],
+)
+def test_a_pair_that_is_not_two_texts_is_named(pairs, found):
+    model = make_model(SMALL, ByteTokenizer(100), seed=0)
+    with pytest.raises(SettingError, match=rf"pairs\[{len(pairs) - 1}\]={found} should be \(input, answer\)"):
+        train_model(model, pairs, PairTraining())
+
+
+def test_a_batch_that_the_devices_cannot_share_evenly_is_refused_with_a_size_that_they_can():
+    model, devices = make_model(SMALL, ByteTokenizer(100), seed=0), jax.device_count()
+    with pytest.raises(SettingError, match=rf"batch_size of size {devices + 1} .*multiple of {devices}"):
+        train_model(model, [("a", "b")], PairTraining(steps=1, batch_size=devices + 1))
 
 
 def test_a_published_folder_without_a_tokenizer_is_refused():

@@ -193,6 +193,7 @@ def _check_sizes(config: ModelConfig, shapes: Sequence[Sequence[int]]) -> None:
     if config.positions.has_buckets:
         sizes += ["positions.relative_buckets"]
     limits = dict.fromkeys(sizes, numbers)
+    limits["experts.count"] = count  # each has tensors of its own
     for has_side, layers in (
         (config.has_encoder, "num_encoder_layers"),
         (config.has_decoder, "num_decoder_layers"),

@@ -1,8 +1,6 @@
 """Convert a config.json to our settings, and our settings to a config.json that means exactly the same."""
 
-import functools
 import json
-import operator
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, replace
 from operator import attrgetter
@@ -149,7 +147,10 @@ def _replace_settings(template: ModelConfig, settings: Settings) -> ModelConfig:
     nested = asdict(template)
     for path, value in settings.items():
         *groups, name = path.split(".")
-        functools.reduce(operator.getitem, groups, nested)[name] = value
+        group = nested
+        for group_name in groups:
+            group = group[group_name]
+        group[name] = value
     return from_json(ModelConfig, json.dumps(nested))
 
 

@@ -194,40 +194,49 @@ def falcon_architecture() -> FieldGroup:
     old one has a single head of keys (7B) or one per query head, and one norm or, without parallel_attn, a
     norm before each sub-layer.
     """
-    names = ("new_decoder_architecture", "multi_query", "num_kv_heads", "parallel_attn")
-    num_norms = "num_ln_in_parallel_attn"
+    new, multi_query, parallel = "new_decoder_architecture", "multi_query", "parallel_attn"
+    kv_heads, num_norms = "num_kv_heads", "num_ln_in_parallel_attn"
+
+    def flag(hf_config: HFConfig, name: str, default: bool) -> bool:
+        value = default if hf_config.get(name) is None else hf_config[name]
+        check_boolean(name, value)
+        return value
 
     def read(hf_config: HFConfig) -> Settings:
-        defaults = (False, True, None, True)
-        is_new, is_multi_query, num_kv_heads, is_parallel = (
-            default if hf_config.get(name) is None else hf_config[name]
-            for name, default in zip(names, defaults, strict=True)
-        )
-        for name, value in zip(names, (is_new, is_multi_query, False, is_parallel), strict=True):
-            check_boolean(name, value)
+        is_new = flag(hf_config, new, False)
+        is_multi_query = flag(hf_config, multi_query, True)
+        is_parallel = flag(hf_config, parallel, True)
         norms = hf_config.get(num_norms) or (2 if is_new else 1)
         if norms not in (1, 2) or (norms == 2 and not is_new) or (is_new and not is_parallel):
-            given = ", ".join(f"{name}={hf_config.get(name)!r}" for name in (names[0], names[3], num_norms))
+            given = ", ".join(f"{name}={hf_config.get(name)!r}" for name in (new, parallel, num_norms))
             raise SettingError(f"config.json: {given} are not supported together")
-        residual = "parallel-one-norm" if is_parallel else "pre-norm"
-        heads = 1 if is_multi_query else None
+        if norms == 2:
+            residual = "parallel"
+        else:
+            residual = "parallel-one-norm" if is_parallel else "pre-norm"
+        heads = 1 if is_multi_query else None  # None: as many as those of queries
         if is_new:
-            heads = None if num_kv_heads == hf_config["num_attention_heads"] else num_kv_heads
-        return {
-            "residual": "parallel" if norms == 2 else residual,
-            "attention.num_key_value_heads": heads,
-        }
+            heads = hf_config.get(kv_heads)
+            if heads == hf_config["num_attention_heads"]:
+                heads = None
+        return {"residual": residual, "attention.num_key_value_heads": heads}
 
     def write(config: ModelConfig) -> HFConfig:
         heads = config.attention.key_value_heads
         is_grouped = heads not in (1, config.attention.num_heads)
         is_new = config.residual == "parallel" or is_grouped
-        values = (is_new, heads == 1, heads, config.residual != "pre-norm")
-        norms = {num_norms: 2 if config.residual == "parallel" else 1} if is_new else {}
-        return dict(zip(names, values, strict=True)) | norms
+        fields: HFConfig = {
+            new: is_new,
+            multi_query: heads == 1,
+            kv_heads: heads,
+            parallel: config.residual != "pre-norm",
+        }
+        if is_new:
+            fields[num_norms] = 2 if config.residual == "parallel" else 1
+        return fields
 
     settings = ("residual", "attention.num_key_value_heads")
-    return FieldGroup((*names, num_norms), settings, read, write)
+    return FieldGroup((new, multi_query, kv_heads, parallel, num_norms), settings, read, write)
 
 
 # --- T5

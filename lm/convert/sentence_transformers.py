@@ -20,7 +20,7 @@ from lm.config.base import SettingError, parse_json, read_object
 from lm.config.model import HeadDense, Pool
 
 MODULES = "modules.json"
-POOLING_CONFIG = Path("1_Pooling") / "config.json"
+POOLING = "1_Pooling"  # folder of the pooling
 POOLING_MODES: dict[Pool, str] = {
     "first": "pooling_mode_cls_token",
     "last": "pooling_mode_lasttoken",
@@ -55,9 +55,9 @@ def module_files(pool: Pool, width: int, layers: Sequence[Dense], max_length: in
     modes = {name: pool == ours for ours, name in POOLING_MODES.items()} | dict.fromkeys(OTHER_MODES, False)
     files = {
         "sentence_bert_config.json": _json({"max_seq_length": max_length, "do_lower_case": False}),
-        str(POOLING_CONFIG): _json({"word_embedding_dimension": width} | modes),
+        f"{POOLING}/config.json": _json({"word_embedding_dimension": width} | modes),
     }
-    kinds = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    kinds = [("Transformer", ""), ("Pooling", POOLING)]
     for number, layer in enumerate(layers, len(kinds)):
         folder = f"{number}_Dense"
         kinds.append(("Dense", folder))
@@ -84,16 +84,51 @@ def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
+@dataclass(frozen=True)
+class _ListedModule:
+    """A module that a modules.json lists."""
+
+    kind: str  # the last part of its type, such as "Pooling"
+    folder: str  # below the one of modules.json; "": that folder itself
+
+
+def _listed_modules(path: Path) -> list[_ListedModule]:
+    """Return the modules that a modules.json lists, in order; SettingError if it is no such list."""
+    listed = parse_json(path.read_bytes(), path)
+    if not isinstance(listed, list):
+        raise SettingError(f"{path} should hold a list of modules, not {listed!r:.80}")
+    modules = []
+    for entry in listed:
+        match entry:
+            case {"type": str(name), "path": str(folder)} if _lies_below(folder):
+                modules.append(_ListedModule(name.rpartition(".")[2], folder))
+            case _:
+                raise SettingError(
+                    f"{path} lists {entry!r:.80}: each module should have a type, and as its path a folder "
+                    "beside that file"
+                )
+    return modules
+
+
+def _lies_below(folder: str) -> bool:
+    """Return whether a path stays below the folder that it is relative to."""
+    return not Path(folder).is_absolute() and ".." not in Path(folder).parts
+
+
 def pooling_of(folder: Path) -> Pool | None:
     """Return how a folder of sentence-transformers pools a text's states; None if it is no such folder.
 
+    The settings of the pooling are in the folder that ``modules.json`` names, by default ``1_Pooling``.
     SettingError for a pooling that is not implemented here, such as several together.
     """
-    path = folder / POOLING_CONFIG
-    if not (folder / MODULES).exists() or not path.exists():
+    if not (folder / MODULES).exists():
         return None
-    modules = parse_json((folder / MODULES).read_bytes(), folder / MODULES)
-    kinds = [str(each.get("type")).rpartition(".")[2] for each in modules if isinstance(each, dict)]
+    modules = _listed_modules(folder / MODULES)
+    pooling_folders = [module.folder for module in modules if module.kind == "Pooling"]
+    path = folder / (pooling_folders or [POOLING])[0] / "config.json"
+    if not pooling_folders and not path.exists():
+        return None
+    kinds = [module.kind for module in modules]
     if others := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
         warnings.warn(f"{folder}: {', '.join(others)} is not read: vectors are those below it", stacklevel=2)
     config = read_object(path)

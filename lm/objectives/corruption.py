@@ -472,11 +472,14 @@ def _geometric_spans_mask(config: CorruptionConfig, texts: CorruptionInputs) -> 
     num_words = np.count_nonzero(starts, axis=1)
     shape = len(uniforms), int(num_words.max(initial=1))  # [B,words]
     word_of_token = np.where(is_token, np.cumsum(starts, axis=1) - 1, 0)
-    flat_word = word_of_token + shape[1] * np.arange(len(uniforms))[:, None]
+    flat_word = word_of_token + shape[1] * np.arange(len(uniforms))[:, None]  # index in a flat [B * words]
     word_sizes = np.bincount(flat_word[is_token], minlength=shape[0] * shape[1]).reshape(shape)
-    is_word, first_tokens = length_mask(num_words, shape[1]), np.flatnonzero(starts)
-    priority, span_words = np.full(shape, np.inf, np.float32), np.zeros(shape, np.int32)
+    is_word = length_mask(num_words, shape[1])
+    # The first token of each word, in a flat [B * L]: its uniforms decide about the word.
+    first_tokens = np.flatnonzero(starts)
+    priority = np.full(shape, np.inf, np.float32)
     priority[is_word] = uniforms[:, 0].ravel()[first_tokens]
+    span_words = np.zeros(shape, np.int32)  # length of the span that begins at each word [words]
     span_words[is_word] = geometric_lengths(uniforms[:, 1].ravel()[first_tokens])
     covering_priority = priority.copy()  # of the first span, in order of priority, that covers each word
     for ahead in range(1, min(LONGEST_SPAN, shape[1])):
@@ -515,20 +518,23 @@ def _infill(config: CorruptionConfig, lengths: np.ndarray, uniforms: np.ndarray)
     rows, _, width = uniforms.shape
     num_noise_tokens = _clip_to_text(np.round(lengths * config.rate).astype(np.int64), lengths)
     num_visible_tokens = lengths - num_noise_tokens
+    # The lengths of more spans than are needed, [B,L]: the first ``num_spans`` of each row are used.
     span_lengths = np.searchsorted(_poisson_cdf(config.mean_span_length), uniforms[:, 1], side="right")
     total = np.cumsum(span_lengths, axis=1)
     num_drawn_spans = (total < num_noise_tokens[:, None]).sum(1) + 1  # until their lengths add up
     num_spans = np.minimum(np.minimum(num_drawn_spans, num_visible_tokens + 1), num_noise_tokens)
-    last = np.maximum(num_spans - 1, 0)
-    span_lengths[np.arange(rows), last] += num_noise_tokens - total[np.arange(rows), last]
+    last = np.arange(rows), np.maximum(num_spans - 1, 0)  # the index of each row's last span
+    span_lengths[last] += num_noise_tokens - total[last]
     columns = np.arange(width)
     # has_span[b, i]: a span lies before visible token i or, if i == num_visible_tokens[b], at the end of the
     # text
     has_span = _choose_smallest(uniforms[:, 0], columns < num_visible_tokens[:, None] + 1, num_spans)
-    num_hidden_before = np.zeros((rows, width), np.int64)
-    num_hidden_before[has_span] = span_lengths[columns < num_spans[:, None]]
-    source = np.minimum(columns + np.cumsum(num_hidden_before, axis=1), width - 1)
-    is_visible, hidden = columns < num_visible_tokens[:, None], length_mask(lengths, width)
+    span_before = np.zeros((rows, width), np.int64)  # length of the span there, 0 without one
+    span_before[has_span] = span_lengths[columns < num_spans[:, None]]
+    # The position in the text of visible token i: i, and the tokens of all spans up to there.
+    source = np.minimum(columns + np.cumsum(span_before, axis=1), width - 1)
+    is_visible = columns < num_visible_tokens[:, None]
+    hidden = length_mask(lengths, width)
     hidden[np.nonzero(is_visible)[0], source[is_visible]] = False
     # Each visible token's slot comes after a slot for the mask before it.
     sources = np.stack([np.full_like(source, -1), source], axis=2)

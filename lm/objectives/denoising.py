@@ -431,7 +431,9 @@ def compute_lengths(objective: Objective, inputs_length: int) -> Lengths:
     raw = inputs_length - objective.eos_after_each_example  # one token less, for EOS at the end
     if num_fim_sentinels := INPUTS[objective.inputs].num_sentinels:
         # The last sentinel replaces EOS; without EOS, the at least one noise token makes room for it.
-        raw = max(raw + 1 - num_fim_sentinels, 1)
+        raw += 1 - num_fim_sentinels
+    if raw < 2:
+        raise _no_room_error(objective, inputs_length)
     targets = inputs_length
     if not objective.corruption.fits_without_trimming and objective.targets != "everything":
         targets = min(targets, _room_for_random_targets(objective, raw))
@@ -451,10 +453,7 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
     if objective.corruption.targets_limited_to_inputs_length:
         fits &= targets <= inputs_length
     if not fits.any():
-        raise SettingError(
-            f"data.inputs_length={inputs_length} has no room for a text of two tokens under "
-            f"objective.noise={objective.noise!r} and objective.inputs={objective.inputs!r}: raise it"
-        )
+        raise _no_room_error(objective, inputs_length)
     longest = int(np.flatnonzero(fits)[-1])
     if objective.corruption.targets_limited_to_inputs_length:
         return Lengths(int(raw[longest]), int(inputs[longest]), int(targets[longest]))
@@ -464,6 +463,14 @@ def _fixed_lengths(objective: Objective, inputs_length: int) -> Lengths:
         room = max(targets[longest] - 1, targets[longest - 1])
         return Lengths(int(raw[longest - 1]), inputs_length, int(room))
     return Lengths(int(raw[longest]), inputs_length, int(targets[longest]))
+
+
+def _no_room_error(objective: Objective, inputs_length: int) -> SettingError:
+    """Return the error of inputs too short for a text of two tokens, one visible and one hidden."""
+    return SettingError(
+        f"data.inputs_length={inputs_length} has no room for a text of two tokens under "
+        f"objective.noise={objective.noise!r} and objective.inputs={objective.inputs!r}: raise it"
+    )
 
 
 def _room_for_random_targets(objective: Objective, raw: int) -> int:

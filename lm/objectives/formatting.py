@@ -62,16 +62,59 @@ class FormatConfig(Protocol):
     def same_share(self) -> float: ...
 
 
+# (numbers of tokens, of noise tokens, and of spans that become sentinels, each [B]) -> length of the
+# formatted text [B], sentinels included, without EOS
+FormattedLength = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+def _length_of_text(
+    num_tokens: np.ndarray, _num_noise_tokens: np.ndarray, _num_spans: np.ndarray
+) -> np.ndarray:
+    """Return the number of all tokens: each stays, or another takes its place."""
+    return num_tokens
+
+
+def _length_of_visible(
+    num_tokens: np.ndarray, num_noise_tokens: np.ndarray, _num_spans: np.ndarray
+) -> np.ndarray:
+    """Return the number of visible tokens."""
+    return num_tokens - num_noise_tokens
+
+
+def _length_of_noise(
+    _num_tokens: np.ndarray, num_noise_tokens: np.ndarray, _num_spans: np.ndarray
+) -> np.ndarray:
+    """Return the number of noise tokens."""
+    return num_noise_tokens
+
+
+def _length_of_visible_and_sentinels(
+    num_tokens: np.ndarray, num_noise_tokens: np.ndarray, num_spans: np.ndarray
+) -> np.ndarray:
+    """Return the number of visible tokens and of sentinels, one for each noise span."""
+    return num_tokens - num_noise_tokens + num_spans
+
+
+def _length_of_noise_and_sentinels(
+    _num_tokens: np.ndarray, num_noise_tokens: np.ndarray, num_spans: np.ndarray
+) -> np.ndarray:
+    """Return the number of noise tokens and of sentinels, one for each span of visible text."""
+    return num_noise_tokens + num_spans
+
+
+def _length_around_middle(
+    num_tokens: np.ndarray, num_noise_tokens: np.ndarray, _num_spans: np.ndarray
+) -> np.ndarray:
+    """Return the number of visible tokens and of PRE, SUF and MID."""
+    return num_tokens - num_noise_tokens + 3
+
+
 class Format(NamedTuple):
     """A format of inputs or of targets."""
 
     # (settings, tokens [B,L], noise mask [B,L], uniforms [B,L], tokenizer) -> Formatted
     apply: Callable[[FormatConfig, np.ndarray, np.ndarray, np.ndarray, Tokenizer], Formatted]
-    # (numbers of tokens, of noise tokens, and of spans that become sentinels, each [B]) -> length of the
-    # formatted text [B], sentinels included, without EOS
-    formatted_length: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] = (
-        lambda tokens, noise_tokens, spans: tokens
-    )
+    formatted_length: FormattedLength = _length_of_text
     # random numbers that ``apply`` reads or, for "visible", ``prediction_order``
     uniforms_per_token: int = 0
     ends_with_eos: bool = True  # if not, the format has an end of its own
@@ -224,37 +267,31 @@ def _prefix_and_suffix(
 
 
 INPUTS: dict[InputsName, Format] = {
-    "sentinels": Format(
-        noise_span_to_unique_sentinel, lambda tokens, noise_tokens, spans: tokens - noise_tokens + spans
-    ),
+    "sentinels": Format(noise_span_to_unique_sentinel, _length_of_visible_and_sentinels),
     "masks": Format(_mask),
     "masks-or-random": Format(_mask_or_random, uniforms_per_token=1),
     "masks-random-or-same": Format(_mask_random_or_same, uniforms_per_token=1),
     "span-masks": Format(_mask),  # ``Noise.infill`` makes the inputs of infilled noise instead
     "visible": Format(_keep_all, uniforms_per_token=1),
-    "drop": Format(_drop_noise, lambda tokens, noise_tokens, spans: tokens - noise_tokens),
+    "drop": Format(_drop_noise, _length_of_visible),
     "shuffle": Format(_shuffle, uniforms_per_token=1),
     "prefix-suffix-middle": Format(
         partial(_prefix_and_suffix, prefix_first=True),
-        lambda tokens, noise_tokens, spans: tokens - noise_tokens + 3,
+        _length_around_middle,
         ends_with_eos=False,
         num_sentinels=3,
     ),
     "suffix-prefix-middle": Format(
         partial(_prefix_and_suffix, prefix_first=False),
-        lambda tokens, noise_tokens, spans: tokens - noise_tokens + 3,
+        _length_around_middle,
         ends_with_eos=False,
         num_sentinels=3,
     ),
 }
 TARGETS: dict[TargetsName, Format] = {
-    "sentinels": Format(
-        nonnoise_span_to_unique_sentinel, lambda tokens, noise_tokens, spans: noise_tokens + spans
-    ),
-    "shuffled-sentinels": Format(
-        _shuffled_spans, lambda tokens, noise_tokens, spans: noise_tokens + spans, uniforms_per_token=1
-    ),
-    "drop": Format(_drop_nonnoise, lambda tokens, noise_tokens, spans: noise_tokens),
+    "sentinels": Format(nonnoise_span_to_unique_sentinel, _length_of_noise_and_sentinels),
+    "shuffled-sentinels": Format(_shuffled_spans, _length_of_noise_and_sentinels, uniforms_per_token=1),
+    "drop": Format(_drop_nonnoise, _length_of_noise),
     "everything": Format(_keep_all),
 }
 

@@ -256,48 +256,56 @@ class GradualUnfreezing:
     steps: int  # of the whole fine-tuning
 
     def __call__(self, updates: Updates, step: jax.Array) -> Updates:
+        episodes = max(self.stack_depths.values())
+        num_unfrozen = 1 + step * episodes // self.steps  # layers, from the top
+        masked = {}
+        for name, update in updates.items():
+            is_trained = num_unfrozen >= self._num_layers_to_unfreeze(name, update.shape)
+            masked[name] = jnp.where(is_trained, update, 0)
+        return masked
+
+    @property
+    def stack_depths(self) -> dict[str, int]:
+        """Return the number of layers of each stack; 1 if all of its layers share their parameters."""
         model = self.model
         num_layers = {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
-        stacks = [stack for stack in num_layers if getattr(model, f"has_{stack}")]
         depths = {}
-        for stack in stacks:
-            is_one_layer = model.shares_layers(stack) and model.shared_parts == "all"
-            depths[stack] = 1 if is_one_layer else num_layers[stack]
+        for stack in ("encoder", "decoder"):
+            if getattr(model, f"has_{stack}"):
+                is_one_layer = model.shares_layers(stack) and model.shared_parts == "all"
+                depths[stack] = 1 if is_one_layer else num_layers[stack]
         if "backward" in model.heads:
             depths["backward"] = depths["decoder"]
-        # An encoder that has an embedding of its own does not read the decoder's.
-        has_two_embeddings = model.has_decoder and model.embedding.encoder == "separate"
-        stacks_of_embedding = [stack for stack in depths if stack != "encoder" or not has_two_embeddings]
-        episodes = max(depths.values())
-        num_unfrozen = 1 + step * episodes // self.steps  # layers, from the top
+        return depths
 
-        def num_layers_to_unfreeze(name: str, shape: tuple[int, ...]) -> int | np.ndarray:
-            """Return how many top layers have to be unfrozen before this parameter is trained.
+    def _num_layers_to_unfreeze(self, name: str, shape: tuple[int, ...]) -> int | np.ndarray:
+        """Return how many top layers have to be unfrozen before this parameter is trained.
 
-            For a parameter that is stacked over layers: the number for each layer, int [layers,1,...].
-            """
-            component, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
-            is_output = component == "embed" and model.output.logits.startswith("tied")
-            if component == "encoder_embed":
-                return depths["encoder"]
-            if component == "embed" and not is_output:
-                return max(depths[stack] for stack in stacks_of_embedding)
-            if component not in depths or rest.startswith("norm."):
-                return 1
-            if not rest.startswith("blocks."):
-                return depths[component]
-            block_module, depth = rest.split(".")[1], depths[component]
-            has_memory = model.has_product_key_memory(component == "decoder" and model.has_encoder)
-            # A module without an entry is in all layers: each has its own, or ``shape[0]`` is 1 and all share
-            # it as part of the top layer.
-            default = range(depth - shape[0], depth)
-            layer_indices = layers_by_module(model, depth, has_memory).get(block_module, default)
-            # If all layers share one block, ``depth`` is 1, but the step embeddings of a Universal
-            # Transformer are stacked over all layers, with indices up to 0. They are trained with the block.
-            counts = np.minimum(depth - np.array(layer_indices), depth)
-            return counts.reshape(-1, *[1] * (len(shape) - 1))
-
-        def mask(name: str, update: jax.Array) -> jax.Array:
-            return jnp.where(num_unfrozen >= num_layers_to_unfreeze(name, update.shape), update, 0)
-
-        return {name: mask(name, update) for name, update in updates.items()}
+        For a parameter that is stacked over layers: the number for each layer, int [layers,1,...].
+        """
+        model, depths = self.model, self.stack_depths
+        component, _, rest = name.removeprefix(BODY).removeprefix(FORWARD).partition(".")
+        is_output = component == "embed" and model.output.logits.startswith("tied")
+        if component == "encoder_embed":
+            return depths["encoder"]
+        if component == "embed" and not is_output:
+            # An encoder that has an embedding of its own does not read the decoder's.
+            has_two_embeddings = model.has_decoder and model.embedding.encoder == "separate"
+            return max(
+                depth for stack, depth in depths.items() if stack != "encoder" or not has_two_embeddings
+            )
+        if component not in depths or rest.startswith("norm."):
+            return 1
+        depth = depths[component]
+        if not rest.startswith("blocks."):
+            return depth
+        block_module = rest.split(".")[1]
+        has_memory = model.has_product_key_memory(component == "decoder" and model.has_encoder)
+        # A module without an entry is in all layers: each has its own, or ``shape[0]`` is 1 and all share it
+        # as part of the top layer.
+        default = range(depth - shape[0], depth)
+        layer_indices = layers_by_module(model, depth, has_memory).get(block_module, default)
+        # If all layers share one block, ``depth`` is 1, but the step embeddings of a Universal Transformer
+        # are stacked over all layers, with indices up to 0. They are trained with the block.
+        counts = np.minimum(depth - np.array(layer_indices), depth)
+        return counts.reshape(-1, *[1] * (len(shape) - 1))

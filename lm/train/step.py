@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from lm import sharding
 from lm.batch import Batch
-from lm.config.base import SettingError
+from lm.config.base import SettingError, did_you_mean
 from lm.config.model import HeadConfig, ModelConfig
 from lm.config.training import (
     NEVER_SKIP,
@@ -26,7 +26,14 @@ from lm.config.training import (
 )
 from lm.nn.cache import Carry
 from lm.nn.transformer import Transformer
-from lm.train.losses import DISTILLED, Loss, Teacher, carried_language_model, language_model
+from lm.train.losses import (
+    DISTILLED,
+    TOKEN_LOSSES,
+    Loss,
+    Teacher,
+    carried_language_model,
+    language_model,
+)
 from lm.train.mup import check_optimizer, learning_rate_multipliers
 from lm.train.optimizers import (
     MaskUpdates,
@@ -73,6 +80,9 @@ class StepSpec:
     distillation: DistillationConfig = DistillationConfig()  # weights of the loss's terms with a teacher
 
     def __post_init__(self) -> None:
+        token_losses = ["cross-entropy", *TOKEN_LOSSES]
+        if (name := self.loss_config.name) not in token_losses:
+            raise SettingError(f"loss.name={name!r} is unknown{did_you_mean(name, token_losses)}")
         if self.tbptt is not None and (self.loss is not language_model or self.microbatches > 1):
             raise SettingError(
                 "tbptt carries the state of a language_model through whole batches: set microbatches=1 and "
@@ -286,7 +296,14 @@ def _loss_denominators(batch: Batch) -> dict[str, jax.Array]:
 def _sum_over_microbatches(
     loss_and_gradients: Callable, count: int, params: dict[str, jax.Array], batch: Batch, key: jax.Array
 ) -> tuple[dict[str, jax.Array], tuple[Metrics, None]]:
-    """Return the sums over ``count`` micro-batches: of the gradients, and of (metrics, no carry)."""
+    """Return the sums over ``count`` micro-batches: of the gradients, and of (metrics, no carry).
+
+    SettingError for a batch whose rows the micro-batches cannot share evenly.
+    """
+    rows = len(next(iter(batch.features().values())))
+    if rows % count:
+        fitting = ", ".join(str(number) for number in range(1, rows + 1) if rows % number == 0)
+        raise SettingError(f"microbatches={count} cannot share {rows} rows evenly: ask for one of {fitting}")
 
     def split(x):  # each micro-batch takes every count-th row, so that devices exchange no rows
         return x.reshape(-1, count, *x.shape[1:]).swapaxes(0, 1)
@@ -399,9 +416,11 @@ class Steps:
                 totals = jax.tree.map(jnp.add, jax.block_until_ready(totals), sums)
         if totals is None:
             return {"tokens": 0.0}
-        scores = {name: (float(total), float(weight)) for name, (total, weight) in totals.items()}
-        means = {name: total / (1.0 if weight <= 0 else weight) for name, (total, weight) in scores.items()}
-        return means | {"tokens": scores["loss"][1]}
+        means = {}
+        for name, (total, weight) in totals.items():
+            divisor = 1.0 if weight <= 0 else float(weight)
+            means[name] = float(total) / divisor
+        return means | {"tokens": float(totals["loss"][1])}
 
     def _on_devices(self, seed: int) -> jax.Array:
         return jax.device_put(np.uint32(seed), sharding.replicated(self.mesh))

@@ -329,6 +329,8 @@ def empty_index(folder):
             "position_embedding_type='relative_key'",
         ),
         ("longformer", configured(attention_window=[8, 16, 8]), r"attention_window=\[8, 16, 8\]"),
+        # each of them has tensors of its own, so that a list of those that are missing would never end
+        ("mixtral", configured(num_local_experts=2**16), r"asks for experts\.count=65536, the files have"),
     ],
 )
 def test_what_cannot_be_read_is_named(name, spoil, message, tmp_path):

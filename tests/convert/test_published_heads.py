@@ -336,6 +336,23 @@ def test_how_a_folder_of_sentence_transformers_pools_is_read_in_both_spellings(t
         pooling_of(tmp_path)
 
 
+def test_a_pooling_is_read_in_the_folder_that_modules_json_names(tmp_path):
+    kinds = {"": "Transformer", "1_WeightedLayerPooling": "WeightedLayerPooling", "2_Pooling": "Pooling"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "2_Pooling").mkdir()
+    (tmp_path / "2_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    with pytest.warns(UserWarning, match="WeightedLayerPooling is not read"):
+        assert pooling_of(tmp_path) == "mean"
+    (tmp_path / "2_Pooling" / "config.json").unlink()
+    with pytest.warns(UserWarning), pytest.raises(SettingError, match=r"2_Pooling.config.json"):
+        pooling_of(tmp_path)
+    for contents, found in (("5", "5"), ('["a"]', "'a'"), ('[{"type": "x.Pooling", "path": 3}]', "3")):
+        (tmp_path / "modules.json").write_text(contents)
+        with pytest.raises(SettingError, match=rf"modules.json.* {found}"):
+            pooling_of(tmp_path)
+
+
 def test_a_tensor_that_is_no_heads_is_refused_in_a_tuned_model_too(tmp_path):
     from safetensors.numpy import save_file
 

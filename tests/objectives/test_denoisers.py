@@ -274,6 +274,18 @@ def test_texts_of_all_lengths_fit_in_rows_and_so_do_the_lengths_by_which_they_ar
 # --- what cannot be
 
 
+@pytest.mark.parametrize("inputs", ["prefix-suffix-middle", "suffix-prefix-middle"])
+@pytest.mark.parametrize(("eos", "shortest"), [("each-example", 5), ("none", 4)])
+def test_inputs_around_a_middle_have_room_for_two_tokens_since_one_has_no_middle(inputs, eos, shortest):
+    """PRE, SUF and MID stand beside the token that is visible; the hidden one and EOS are targets."""
+    objective = Objective("middle", inputs, "drop", eos=eos)
+    with pytest.raises(SettingError, match=f"inputs_length={shortest - 1} has no room for a text of two"):
+        compute_lengths(objective, shortest - 1)
+    limits = compute_lengths(objective, shortest)
+    ((shown, said),) = sides(objective, limits.raw)
+    assert limits.raw == 2 and len(shown) == 4 <= limits.inputs and said[0] in (10, 11)
+
+
 @pytest.mark.parametrize(
     ("denoisers", "message"),
     [

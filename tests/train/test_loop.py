@@ -49,6 +49,12 @@ def test_microbatches_with_ragged_targets_make_the_step_of_one_batch(sizes, part
         np.testing.assert_allclose(split.params[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+def test_rows_that_microbatches_cannot_share_evenly_are_refused():
+    steps = toy.steps(microbatches=3)
+    with pytest.raises(SettingError, match=f"microbatches=3 .*{toy.ROWS} rows.*1, 2, 4, 8, 16"):
+        steps.compile_train_step(steps.shard_batch(toy.batch(0)))
+
+
 def test_a_step_counts_every_target_alike():
     steps = toy.steps(model=NO_DROPOUT, loss_config=LossConfig(z_loss=0.0))
     state, batch = steps.initial_state(0), toy.batch(0)

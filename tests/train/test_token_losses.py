@@ -20,6 +20,7 @@ from lm.config.base import SettingError, changes, unused_settings
 from lm.config.training import LossConfig
 from lm.ops.losses import cross_entropy, token_loss_sums
 from lm.train import losses
+from lm.train.step import StepSpec
 
 MODELS = {
     "encoder-decoder": losses.language_model,
@@ -148,3 +149,12 @@ def test_a_setting_of_a_loss_that_nothing_reads_is_named():
     for wrong in ({"z_loss": -1.0}, {"label_smoothing": 1.0}, {"label_smoothing": -0.1}):
         with pytest.raises(SettingError, match=rf"^loss\.{next(iter(wrong))}="):
             LossConfig(**wrong)
+
+
+def test_a_loss_that_no_module_has_added_is_refused_with_the_nearest_name():
+    unknown: Any = "cross-entropi"
+    with pytest.raises(
+        SettingError, match=r"^loss\.name='cross-entropi' is unknown; did you mean 'cross-ent"
+    ):
+        StepSpec(toy.MODEL, loss_config=LossConfig(unknown))
+    assert StepSpec(toy.MODEL, loss_config=LossConfig(OWN)).loss_config.name == "own"

@@ -79,7 +79,7 @@ def read_manifest(path: Path, step: int) -> Manifest:
         raise Damage(f"{MANIFEST} is missing")
     try:
         manifest = json.loads(file.read_bytes())
-        seal_of_rest = checksum(manifest)
+        actual_checksum = checksum(manifest)
         manifest.setdefault("losses", {})  # older ones lack it
     except (OSError, ValueError, RecursionError, AttributeError) as error:
         raise Damage(f"{MANIFEST} cannot be read ({type(error).__name__})") from error
@@ -88,7 +88,7 @@ def read_manifest(path: Path, step: int) -> Manifest:
         values = value.values() if inner and type(value) is dict else ()
         if type(value) is not kind or not all(type(each) is inner for each in values):
             raise Damage(f"{MANIFEST} is none of a checkpoint: its {name} is missing or of another type")
-    if manifest["sha256"] != seal_of_rest:
+    if manifest["sha256"] != actual_checksum:
         raise Damage(f"{MANIFEST} was changed")
     if manifest["step"] != step:
         raise Damage(f"{MANIFEST} is of step {manifest['step']}")
@@ -110,7 +110,7 @@ def write_scores(folder: Path, step: int, ranks: Mapping[str, dict[str, float]])
     path = steps(folder).get(step)
     if ranks and path is not None:
         draft = folder / f"{UNFINISHED}{step}-scores"  # in the step's own folder it would be an unknown file
-        write(draft, _sealed(read_manifest(path, step) | dict(ranks)))
+        write(draft, _manifest_text(read_manifest(path, step) | dict(ranks)))
         draft.replace(path / MANIFEST)
 
 
@@ -131,7 +131,7 @@ def publish(draft: Path, manifest: Manifest, config: CheckpointConfig) -> None:
     folder, step = draft.parent, manifest["step"]
     before = {n: each for n, each in manifests(folder).items() if n < step}
     manifest |= {"hour": hour_start(before, manifest["saved"], config), "files": checksums(draft)}
-    write(draft / MANIFEST, _sealed(manifest))
+    write(draft / MANIFEST, _manifest_text(manifest))
     final = folder / str(step)
     if final.exists():
         final.rename(folder / f"{REPLACED}{step}")
@@ -173,7 +173,7 @@ def _delete_path(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sealed(manifest: Manifest) -> str:
+def _manifest_text(manifest: Manifest) -> str:
     """Return the text of a manifest's file, with its checksum."""
     return json_with_checksum(manifest).strip()
 
@@ -205,8 +205,10 @@ def best(manifests: Manifests, name: str, kind: str) -> int | None:
     Of steps with equal scores it is the one with the lowest loss, or else the last.
     """
     sign = {"lowest": 1, "highest": -1}[kind]
-    scored = {step: each for step, each in manifests.items() if each and name in each["scores"]}
-    ranks = {n: (sign * m["scores"][name], m["losses"].get(name, inf), -n) for n, m in scored.items()}
+    ranks: dict[int, tuple[float, float, int]] = {}  # the least is the best
+    for step, manifest in manifests.items():
+        if manifest is not None and name in manifest["scores"]:
+            ranks[step] = sign * manifest["scores"][name], manifest["losses"].get(name, inf), -step
     return min(ranks, key=ranks.__getitem__, default=None)
 
 

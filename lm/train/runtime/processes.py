@@ -1,4 +1,7 @@
-"""Tells processes apart: the number of one that has ended is given to another, in containers soon."""
+"""Identifies a process by its number and its start, since numbers of ended processes are used again.
+
+In containers that happens soon.
+"""
 
 import os
 from contextlib import suppress
