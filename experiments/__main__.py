@@ -204,7 +204,7 @@ def run_command(words: Sequence[str]) -> int:
     Return the exit code.
     """
     name, rest = named_command(words)
-    if any(word.startswith("@") for word in rest):
+    if any(word.startswith("@") or "=@" in word for word in rest):
         from experiments.cli.run_names import resolve_names
 
         rest = resolve_names(rest)

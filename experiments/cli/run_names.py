@@ -82,21 +82,35 @@ def names_of(folder: Path, runs: Path) -> list[str]:
 def resolve_names(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with the folder of a run in place of each ``@NAME``.
 
-    The folder of runs is that of ``--runs`` if it is among the words. The texts behind TEXT_OPTIONS stay as
-    they are. SettingError for a name of no run, or of a run that was deleted.
+    ``--option=@NAME`` means the same as ``--option @NAME``. The folder of runs is that of ``--runs`` if it is
+    among the words, and no name itself. The texts behind TEXT_OPTIONS stay as they are. SettingError for a
+    name of no run, or of a run that was deleted.
     """
+    runs = _folder_of_runs(words)
+    resolved: list[str] = []
+    in_texts = False
+    for word in words:
+        if not word.startswith("--"):
+            resolved.append(word if in_texts else _resolve(word, runs))
+            continue
+        option, equals, value = word.partition("=")
+        takes_text = option.replace("_", "-") in TEXT_OPTIONS
+        in_texts = takes_text and not equals  # behind "=" an option has one value, and no more
+        if equals and not takes_text:
+            word = f"{option}={_resolve(value, runs)}"
+        resolved.append(word)
+    return resolved
+
+
+def _folder_of_runs(words: Sequence[str]) -> Path:
+    """Return the folder of runs that the words of a command line name, by default RUNS."""
     runs = RUNS
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == "--runs":
-            runs = Path(following)
-        elif word.startswith("--runs="):
-            runs = Path(word.removeprefix("--runs="))
-    resolved, in_texts = [], False
-    for word in words:
-        if word.startswith("--"):
-            in_texts = word.replace("_", "-") in TEXT_OPTIONS
-        resolved.append(word if in_texts else _resolve(word, runs))
-    return resolved
+        option, equals, value = word.partition("=")
+        folder = value if equals else following
+        if option == "--runs" and not folder.startswith("@"):
+            runs = Path(folder)
+    return runs
 
 
 def _is_named_run(path: Path) -> bool:

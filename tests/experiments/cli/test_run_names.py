@@ -67,6 +67,29 @@ def test_prompts_that_begin_with_an_at_sign_are_text(runs):
         assert resolve_names(["@mine", *texts, "--run", "@mine"]) == [str(RUN), *texts, "--run", str(RUN)]
 
 
+def test_a_name_behind_an_equals_sign_means_the_same_as_behind_a_blank(runs):
+    name_run(runs, "mine", RUN)
+    assert resolve_names(["row", "--start=@mine:pretraining", "--steps=3"]) == [
+        "row",
+        f"--start={RUN}:pretraining",
+        "--steps=3",
+    ]
+    assert resolve_names(["--prompt=@mine", "@mine"]) == ["--prompt=@mine", str(RUN)]
+    with pytest.raises(SettingError, match="'mein'.*'mine'"):
+        resolve_names(["--start=@mein"])
+
+
+def test_a_command_line_with_a_name_behind_an_equals_sign_is_resolved(runs, capsys):
+    assert dispatch(["show", "gpt/base", "--start=@nobody"]) == 2
+    assert "no run in runs is called 'nobody'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--runs", "@mine"], ["--runs=@mine"]])
+def test_a_name_in_place_of_the_folder_of_runs_is_looked_up_in_the_usual_one(runs, words):
+    name_run(runs, "mine", RUN)
+    assert resolve_names(words) == " ".join(words).replace("@mine", str(RUN)).split()
+
+
 def test_a_name_of_no_run_is_an_error_with_the_names_there_are(runs):
     with pytest.raises(SettingError, match="--name NAME"):
         resolve_names(["@mine"])
