@@ -30,6 +30,7 @@ from lm.data.corpus.spec import corpus_parts, corpus_shards, is_documentation
 from lm.data.packing import row_length
 from lm.data.tasks.labelled import find_labelled
 from lm.data.tasks.mixtures import mixture
+from lm.data.tasks.task import LabelledTask, Task
 from lm.files import parse_with_checksum
 
 MAX_FLOPS_RATIO = 4.0  # stages whose FLOPs per step differ by at most this factor train at the same FLOP/s
@@ -331,9 +332,11 @@ def _corpora(experiment: Experiment) -> list[str]:
 
 def _task_sources(experiment: Experiment) -> list[tuple[str, str]]:
     """Return (task, data set) of each task that is tuned on and that a run does not write itself."""
-    tuning = experiment.tuning
     if not experiment.finetuning.steps:
         return []
-    tasks = [*(task for name in tuning.mixtures for task in mixture(name)), *map(find_labelled, tuning.heads)]
-    pairs = [(task.name, task.source) for task in tasks if not task.file]
-    return [(name, source) for name, source in pairs if not source.startswith("documentation/")]
+    tasks: list[Task | LabelledTask] = []
+    for name in experiment.tuning.mixtures:
+        tasks += mixture(name)
+    tasks += map(find_labelled, experiment.tuning.heads)
+    prepared = [task for task in tasks if not task.file and not task.source.startswith("documentation/")]
+    return [(task.name, task.source) for task in prepared]
