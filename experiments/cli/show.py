@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from experiments.cli.run_names import shortest_name
 from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, Start, given_changes
-from experiments.console import CONSOLE, NARROW, RUNS, listing, print_line, show_listing
+from experiments.console import CONSOLE, MISSING, NARROW, RUNS, listing, print_line, show_listing
 from experiments.runs.paths import SETTINGS, find_cache, load_settings
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
@@ -360,15 +360,18 @@ def show_stages(experiment: Experiment, folder: Path, cache: Path, title: str) -
 
     headings, rows = ("stage", "trained on", "starts from", "steps", "saved", "folder"), []
     for stage in stages(experiment, folder, cache):
+        saved = max(saved_steps(stage.folder), default=None)
+        if saved == 0:  # before the first step: the model was trained elsewhere
+            rows.append((stage.name, MISSING, "the imported model", MISSING, MISSING, relative(stage.folder)))
+            continue
         data = ", ".join(
             (stage.settings.data.corpus, *stage.task_names) if stage.reads_corpus else stage.task_names
         )
         parent = stage.parent.name if stage.parent else stage.start_without_parent
         if stage.parent and stage.parent_step != stage.parent.training.steps:
             parent += f", step {stage.parent_step:,}"
-        saved = max(saved_steps(stage.folder), default=0)
         steps = f"{stage.training.steps:,}"
         if stage.first_step:  # a phase counts on from the one before it
             steps = f"{stage.first_step + 1:,} to {steps}"
-        rows.append((stage.name, data, parent, steps, f"{saved:,}", relative(stage.folder)))
+        rows.append((stage.name, data, parent, steps, f"{saved or 0:,}", relative(stage.folder)))
     show_listing(headings, rows, title)

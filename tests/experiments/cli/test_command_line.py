@@ -10,6 +10,7 @@ import unicodedata
 from inspect import signature
 from pathlib import Path
 
+import published
 import pytest
 from commands import accepted, unboxed
 from rich.console import Console
@@ -31,6 +32,7 @@ from experiments.cli.settings import (
 )
 from experiments.cli.sweep import sweep_argv
 from experiments.cli.synonyms import SYNONYMS, hints
+from experiments.runs.init_from import import_published
 from experiments.runs.paths import save_settings
 from experiments.runs.stages import stages
 from experiments.study.experiment import BASELINE, Experiment
@@ -225,6 +227,14 @@ def test_show_takes_a_run_and_refuses_to_change_it(tmp_path, capsys):
     for changed in (["--model.d-model", "32"], ["--diff"], ["--diff", ROW], ["--scale", "mini"]):
         assert cli.dispatch(["show", str(tmp_path / "run"), *changed]) == 2
         assert "is a run" in capsys.readouterr().err
+
+
+def test_the_stage_of_an_imported_model_is_not_shown_as_trained_here(tmp_path, capsys):
+    checkpoint = published.write("gpt2", tmp_path / "checkpoint")
+    import_published(checkpoint, tmp_path / "model", tmp_path / "cache")
+    assert cli.dispatch(["show", str(tmp_path / "model"), "--stages"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the imported model" in shown and "random parameters" not in shown and "524,288" not in shown
 
 
 def test_two_runs_are_compared_by_their_own_settings(tmp_path, capsys):
