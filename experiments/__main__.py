@@ -11,7 +11,7 @@ from importlib import metadata
 from textwrap import fill, indent
 
 from experiments.cli import ABSENT_COMMANDS, COMMANDS, GROUPS, HELP_OPTIONS, overview
-from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
+from experiments.cli.terminal import ignore_broken_pipes, replace_unencodable_characters
 from experiments.processes.cluster import is_due_to_lost_process, join_others, leave_others
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.memory import collect_garbage_rarely, tune_memory
@@ -83,11 +83,11 @@ def versions() -> str:
 def main() -> None:
     """Run the command line in ``sys.argv``; end the process with one of EXIT_CODES."""
     collect_garbage_rarely()
-    speak_any_encoding()
+    replace_unencodable_characters()
     without_training = {*HELP_OPTIONS, "--dry-run", "--check"}
     if sys.argv[1:2] and sys.argv[1] in RESUMABLE and without_training.isdisjoint(sys.argv):
         tune_memory()
-        outlive_the_reader()
+        ignore_broken_pipes()
     has_joined = False
     try:
         move_study_option_to_environment()
@@ -204,7 +204,7 @@ def run_command(words: Sequence[str]) -> int:
     Return the exit code.
     """
     name, rest = named_command(words)
-    if any(word.startswith("@") for word in rest):
+    if any(word.startswith("@") or "=@" in word for word in rest):
         from experiments.cli.run_names import resolve_names
 
         rest = resolve_names(rest)

@@ -66,6 +66,7 @@ class Slice:
 
     @property
     def hosts(self) -> int:
+        """Return the number of its machines, on queued resources and Compute Engine."""
         return 1 if self.chips <= self.generation.one_host else self.chips // 4
 
     @property

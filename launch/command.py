@@ -24,6 +24,7 @@ class Job:
     studies: tuple[str, ...] = ()  # modules of the user's own
 
     def arguments(self) -> list[str]:
+        """Return the words behind ``lm`` that start the run."""
         own = [word for file in self.studies for word in ("--study", file)]
         return ["run", self.name, *self.words, "--runs", self.runs, *own]
 

@@ -104,11 +104,11 @@ def parse_status(request: Request, printed: str) -> Status:
     """Return the state of the group: that of a slice, which is there if all of its hosts run."""
     hosts = json.loads(printed or "[]")
     names = tuple(sorted(host["instance"].rpartition("/")[2] for host in hosts))
-    attempts = [host.get("lastAttempt", {}).get("errors", {}).get("errors", []) for host in hosts]
-    faults = dict.fromkeys(
-        f"{fault['code']}: {fault.get('message', '')}" for each in attempts for fault in each
-    )
-    message = "; ".join(faults)
+    faults: list[str] = []
+    for host in hosts:
+        errors = host.get("lastAttempt", {}).get("errors", {}).get("errors", [])
+        faults += [f"{fault['code']}: {fault.get('message', '')}" for fault in errors]
+    message = "; ".join(dict.fromkeys(faults))  # each once, though all hosts may have it
     states = [host.get("instanceStatus", "") for host in hosts]
     actions = [host.get("currentAction", "NONE") for host in hosts]
     if hosts and all(action == "DELETING" for action in actions):

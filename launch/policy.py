@@ -150,6 +150,7 @@ def _next_zone(state: SliceState, limits: Limits) -> int:
 
 
 def _described(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
+    """Return what follows a description: wait, use the slice, ask for another one, or end."""
     if outcome.state in (ABSENT, "DELETING") and state.seen:
         if limits.is_timed and state.ready:
             why = "it was taken away, as at the end of --max-run-time"
@@ -189,6 +190,7 @@ def _described(state: SliceState, outcome: Outcome, limits: Limits) -> SliceStat
 
 
 def _waiting(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
+    """Return another look after POLL_INTERVAL or, after ``limits.wait``, a request in the next zone."""
     following = _next_zone(state, limits)
     if state.waited < limits.wait or following == state.zone:
         return state.go("describe", POLL_INTERVAL, outcome.message)
@@ -197,6 +199,7 @@ def _waiting(state: SliceState, outcome: Outcome, limits: Limits) -> SliceState:
 
 
 def _deleted(state: SliceState, outcome: Outcome) -> SliceState:
+    """Return what follows a deletion: the action that was planned or, if it failed, the deletion again."""
     state = replace(state, undeleted=state.undeleted + 1 if outcome.code else 0)
     if 0 < state.undeleted < MAX_FAILED_DELETIONS:
         return state.go("delete", pause(state.undeleted, 5.0))

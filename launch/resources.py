@@ -75,13 +75,15 @@ def delete(names: Sequence[str], everything: bool, zone: str, project: str, dry_
     if bool(names) == everything:
         raise LaunchError("name the slices to delete, or say --all")
     project = gcloud.billed_project(project)
-    known, codes = [], list[int]()
+    known: list[str] = []
+    codes: list[int] = []
     for kind in DELETED:
         for line in gcloud.output_of(list_command(kind, zone, project, names_only=True)).splitlines():
             found, found_zone = line.split()
             known.append(found)
-            is_meant = everything or found in names
-            for command in deletions(kind, found, found_zone, project) if is_meant else ():
+            if not everything and found not in names:
+                continue
+            for command in deletions(kind, found, found_zone, project):
                 show(command)
                 outcome = gcloud.Outcome() if dry_run else gcloud.call(command)
                 print(outcome.message)

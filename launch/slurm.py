@@ -42,8 +42,11 @@ def script(jobs: Sequence[Job], options: SlurmJob) -> str:
         "again": RUN_PREEMPTED,
     }
     blanks = {f"{{{name}}}": value for name, value in values.items()}
-    lines = files("launch").joinpath("job.sbatch").read_text().splitlines(keepends=True)
-    text = "".join(line for line in lines if not any(blank in line and not blanks[blank] for blank in blanks))
+    empty_blanks = [blank for blank, value in blanks.items() if not value]
+    text = ""
+    for line in files("launch").joinpath("job.sbatch").read_text().splitlines(keepends=True):
+        if not any(blank in line for blank in empty_blanks):
+            text += line
     # All at once: what is filled in may hold braces of its own, such as a path.
     return re.sub("|".join(map(re.escape, blanks)), lambda blank: str(blanks[blank[0]]), text)
 

@@ -134,6 +134,7 @@ def build_pipeline(
 def run_in_beam(
     work: Path, settings: CleaningConfig, parts: Parts, report: Reporter, *, pipeline: Callable[..., None]
 ) -> Path:
+    """Run all passes as one pipeline of Apache Beam; return the folder with shards and counts."""
     report.start("running on Beam")
     folder = work.absolute() / "beam"  # apart: run_in_pool would take a part counted there for half done
     pipeline(folder, settings, parts)
@@ -144,6 +145,10 @@ def run_in_beam(
 def run_in_pool(
     work: Path, settings: CleaningConfig, parts: Parts, report: Reporter, *, workers: int
 ) -> Path:
+    """Run the passes one after another in processes here; return the folder with shards and counts.
+
+    Of each pass the parts that an earlier start has finished are left out.
+    """
     report.start("filtering")
     tasks: Tasks = {work / "counts" / f"{i}.json": (work, settings, i, part) for i, part in enumerate(parts)}
     in_parallel(passes.filter_part, tasks, workers, lambda: report.advance(1))
@@ -221,7 +226,7 @@ def in_parallel(function: Callable, tasks: Tasks, workers: int, advance: Callabl
             function(*task)
             advance()
         return
-    # else a process of the pool would wait for ever for a parent that was killed
+    # otherwise a process of the pool would wait forever for a parent that was killed
     end_with_parent = functools.partial(when_parent_is_gone, functools.partial(os._exit, 1))
     with process_pool(workers or cores(), end_with_parent) as pool:
         for future in as_completed([pool.submit(function, *task) for task in todo]):
@@ -231,8 +236,8 @@ def in_parallel(function: Callable, tasks: Tasks, workers: int, advance: Callabl
 
 def finish(work: Path, folder: Path, settings: CleaningConfig, parts: int) -> None:
     """Put the shards together in ``folder``, with TFDS's description and clean.json."""
-    paths = ([work / name / f"{i}.json" for i in range(parts)] for name in ("counts", "written"))
-    read, written = ([json.loads(path.read_text()) for path in paths_of_pass] for paths_of_pass in paths)
+    read = [json.loads((work / "counts" / f"{i}.json").read_text()) for i in range(parts)]
+    written = [json.loads((work / "written" / f"{i}.json").read_text()) for i in range(parts)]
     record = totals(settings, read, written)
     draft = work / "set"  # not beside ``folder``: what a kill leaves of it is deleted with the work folder
     shutil.rmtree(draft, ignore_errors=True)

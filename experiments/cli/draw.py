@@ -69,7 +69,8 @@ def neighbours(run: Path, /, words: tuple[str, ...], count: int = 8, stage: str 
 
     if count < 1:
         raise SettingError(f"--count {count} should be at least 1")
-
+    if not words:
+        raise SettingError("--words: name one or more words of the run's vocabulary")
     stages = {each.name: each for each in networks(stages_of(run))}
     vectors, which = embedding_of(run, stages, stage)
     UNBROKEN.print(f"[dim]{escape(which)}[/]")

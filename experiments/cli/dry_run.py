@@ -59,9 +59,28 @@ SHORTEST_STEP = 2e-3  # of a GPU, which starts hundreds of kernels for it: suppo
 # FLOP/s of training as a share of an H100's peak for bfloat16: supposed, not measured
 WIDE_SHARE = 0.35
 NARROW_SHARE = 0.05
-# states of a run; the last: all its stages were trained, by a row that shares them or before it was stopped
+# states of a run; to evaluate: all its stages were trained, by a row that shares them or before it stopped
 TO_TRAIN, SHARES_STAGES, IN_TRAINING, TO_EVALUATE = "to train", "to train *", "in training", "to evaluate"
+FINISHED = "finished"
+COLUMN_HEADINGS = ("run", "state", "steps", "FLOP", "time")
 WIDE_D_MODEL = 512  # width from which matrix products keep a large GPU busy [features]
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Holds what is left to train of a run, without stages that a run before it trains."""
+
+    run: RowRun
+    state: str
+    steps: int
+    estimate: "Estimate"  # of these steps, of evaluations and of scoring
+    new_programs: int  # training steps to compile, without those that a run before it compiles
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Return what is printed of the run under each of COLUMN_HEADINGS."""
+        seconds = MISSING if self.state == FINISHED else duration(self.estimate.seconds)
+        return title_of(self.run), self.state, f"{self.steps:,}", f"{self.estimate.flops:.3g}", seconds
 
 
 def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None:
@@ -73,74 +92,88 @@ def print_dry_run(wanted: Sequence[RowRun], options: Options, jobs: int) -> None
     """
     for run in wanted:
         check_agreement(run.experiment)
-    lines = []
-    planned = [stages(run.experiment, run.folder, options.cache) for run in wanted]
-    every_stage = [stage for of_run in planned for stage in of_run]
-    speeds = measured_speeds(every_stage)
+    stages_of_runs = [stages(run.experiment, run.folder, options.cache) for run in wanted]
+    every_stage = [stage for of_run in stages_of_runs for stage in of_run]
     compile_seconds = PROGRAMS_PER_STAGE * measured_compile_seconds(every_stage)
-    is_measured = True
-    seen: set[Path] = set()
-    compiled: set[Hashable] = set()
-    total_steps, total_flops, h100_seconds, evaluation_seconds = 0, 0.0, 0.0, 0.0
-    unfinished: list[float] = []  # of each run, with compiling what no run before it has compiled [seconds]
-    states = list[str]()
-    for run, of_run in zip(wanted, planned, strict=True):
-        is_done = has_scores(run)
-        state = "finished" if is_done else state_of_run(of_run, seen)
-        states.append(state)
-        remaining_stages = [] if is_done else stages_left(of_run, seen)
-        programs_before = len(compiled)
-        steps = sum(count for _, count in remaining_stages)
-        estimate = estimate_costs(remaining_stages, speeds)
-        networks = [stage for stage, left in remaining_stages if left and isinstance(stage, NetworkStage)]
-        compiled.update(program_key(stage) for stage in networks if step_cost(stage))
-        expected = MISSING if is_done else duration(estimate.seconds)
-        lines.append((title_of(run), state, f"{steps:,}", f"{estimate.flops:.3g}", expected))
-        if not is_done:
-            unfinished.append(estimate.seconds + compile_seconds * (len(compiled) - programs_before))
-        total_steps += steps
-        total_flops += estimate.flops
-        h100_seconds += estimate.h100_seconds
-        evaluation_seconds += estimate.evaluation_seconds
-        is_measured = is_measured and estimate.is_measured
-    show_listing(("run", "state", "steps", "FLOP", "time"), lines)
+    plans = plan_runs(wanted, stages_of_runs, measured_speeds(every_stage))
+    states = [plan.state for plan in plans]
+    show_listing(COLUMN_HEADINGS, [plan.cells for plan in plans])
     if SHARES_STAGES in states:
         CONSOLE.print(f"{SHARES_STAGES}: without the stages that a run above trains", highlight=False)
-    at_once = max(min(jobs, len(unfinished)), 1)
-    expected = duration(makespan(unfinished, at_once)) + f" with {at_once} at once" * (at_once > 1)
+    # of each unfinished run, with compiling what no run before it compiles
+    seconds = [
+        plan.estimate.seconds + compile_seconds * plan.new_programs
+        for plan in plans
+        if plan.state != FINISHED
+    ]
+    at_once = max(min(jobs, len(seconds)), 1)
+    expected = duration(makespan(seconds, at_once)) + f" with {at_once} at once" * (at_once > 1)
+    num_programs = sum(plan.new_programs for plan in plans)
+    evaluation_seconds = sum(plan.estimate.evaluation_seconds for plan in plans)
     notes = []
-    if compiled or evaluation_seconds:  # networks, whose time is estimated by speeds
-        is_rough = "by a matrix product timed here, roughly"
-        notes.append("by speeds measured in runs here" if is_measured else is_rough)
-    if compiled:
+    if num_programs or evaluation_seconds:  # of networks, whose time is estimated by speeds
+        is_measured = all(plan.estimate.is_measured for plan in plans)
+        rough = "by a matrix product timed here, roughly"
+        notes.append("by speeds measured in runs here" if is_measured else rough)
+    if num_programs:
         note = f"compiling takes {compile_seconds:.0f} s of it"
-        if len(compiled) > 1:
-            note += f" for each of {len(compiled)} training steps that differ"
+        if num_programs > 1:
+            note += f" for each of {num_programs} training steps that differ"
         notes.append(note)
     if evaluation_seconds >= 1:
         notes.append(f"evaluating takes {duration(evaluation_seconds)} in all")
     num_to_evaluate = states.count(TO_EVALUATE)
-    to_train = f"{len(unfinished) - num_to_evaluate} of {len(wanted)} runs to train"
+    to_train = f"{len(seconds) - num_to_evaluate} of {len(wanted)} runs to train"
     if num_to_evaluate:
         to_train += f", {num_to_evaluate} to evaluate,"
+    total_steps = sum(plan.steps for plan in plans)
+    total_flops = sum(plan.estimate.flops for plan in plans)
     total = f"{total_steps:,} steps, {total_flops:.3g} FLOP, about {expected}"
     if notes:
         total += f" ({'; '.join(notes)})"
     CONSOLE.print(f"{to_train} at scale {options.scale}: {total}", highlight=False)
-    if sum(unfinished) > MIN_SECONDS_FOR_H100_LINE and h100_seconds > MIN_H100_SECONDS:
+    h100_seconds = sum(plan.estimate.h100_seconds for plan in plans)
+    if sum(seconds) > MIN_SECONDS_FOR_H100_LINE and h100_seconds > MIN_H100_SECONDS:
         CONSOLE.print(
             f"on one {H100}: about {duration(h100_seconds)} for all runs, if it reaches {WIDE_SHARE:.0%} of "
             f"its peak with models of width {WIDE_D_MODEL} or more and {NARROW_SHARE:.0%} with narrower "
             f"ones, and takes {1e3 * SHORTEST_STEP:.0f} ms per step at least",
             highlight=False,
         )
-    for line in missing_data(wanted, planned, options.cache):
+    for line in missing_data(wanted, stages_of_runs, options.cache):
         CONSOLE.print(f"missing: {escape(line)}", highlight=False)
-    if sets := documentation_to_make(wanted, planned, options.cache):
+    if sets := documentation_to_make(wanted, stages_of_runs, options.cache):
         CONSOLE.print(
             f"still to be made, in a minute or two before the first run: {', '.join(sets)}, and vocabularies",
             highlight=False,
         )
+
+
+def plan_runs(
+    wanted: Sequence[RowRun],
+    stages_of_runs: Iterable[Sequence[Stage]],
+    speeds: Sequence[tuple[float, float]],
+) -> list[RunPlan]:
+    """Return what is left of each run. A stage or a program that runs share counts for the first of them.
+
+    speeds: those of ``measured_speeds``.
+    """
+    plans = []
+    seen: set[Path] = set()  # folders of stages that the runs so far train
+    compiled: set[Hashable] = set()
+    for run, of_run in zip(wanted, stages_of_runs, strict=True):
+        state, remaining = FINISHED, []
+        if not has_scores(run):
+            state = state_of_run(of_run, seen)
+            remaining = stages_left(of_run, seen)
+        programs_before = len(compiled)
+        for stage, steps_of_stage in remaining:
+            if steps_of_stage and isinstance(stage, NetworkStage) and step_cost(stage):
+                compiled.add(program_key(stage))
+        steps = sum(count for _, count in remaining)
+        new_programs = len(compiled) - programs_before
+        plans.append(RunPlan(run, state, steps, estimate_costs(remaining, speeds), new_programs))
+    return plans
 
 
 @dataclass(frozen=True)

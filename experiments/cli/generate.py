@@ -56,6 +56,8 @@ def generate(
     """
     from experiments.runs.trained import open_ngrams  # with jax, which takes a second
 
+    if not prompt:
+        raise SettingError("--prompt: give one or more texts to answer, to continue or to fill")
     check_seed(seed, "--seed")
     check_characters([*prompt], "--prompt")
     texts = [GAP.sub(MASK, text) for text in prompt]

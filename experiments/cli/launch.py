@@ -12,6 +12,7 @@ from experiments.cli.settings import TEACHER, Allow, ConfigFile, Scale, Settings
 from experiments.console import RUNS
 from experiments.plan.slices import find_slice
 from experiments.processes.progress import NO_TOOLS, Tools
+from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import command_line_overrides
 from experiments.study.plugins import study_files
@@ -34,7 +35,7 @@ from lm.tokenizers.tokenizer import TOKENIZER_ALGORITHMS
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Says which runs of the rows are launched, and the options of ``lm run`` that hold for all of them."""
+    """Options of ``lm run`` that all launched runs have, and how many runs there are of each row."""
 
     # folder of the runs, which all processes see; gs://BUCKET/FOLDER in a cloud
     runs: str = str(RUNS)
@@ -46,9 +47,9 @@ class RunOptions:
     tools: Annotated[Tools, tyro.conf.arg(name="")] = NO_TOOLS
 
 
-OfRuns = Annotated[RunOptions, tyro.conf.arg(name="")]
-OfContainer = Annotated[Container, tyro.conf.arg(name="")]
-OfMachines = Annotated[Machines, tyro.conf.arg(name="")]
+RunArguments = Annotated[RunOptions, tyro.conf.arg(name="")]
+ContainerArguments = Annotated[Container, tyro.conf.arg(name="")]
+MachineArguments = Annotated[Machines, tyro.conf.arg(name="")]
 DEFAULTS = RunOptions()
 
 
@@ -62,16 +63,16 @@ def _make_jobs(
 ) -> list[Job]:
     """Return a run for each row that matches and each seed; SettingError for settings that none reads.
 
-    With an accelerator, which is of a cloud, it is raised too for files of this machine, and for a mesh or a
-    batch that does not fit ``count`` slices of an accelerator named by its shape. Without one, it is raised
-    for files missing in this folder, and for a mesh or a batch that does not fit the number of ``devices``,
-    unless that is 0.
+    With an ``accelerator`` the runs are in a cloud. SettingError is then also raised for files of this
+    machine, and for a mesh or a batch that does not fit ``count`` slices of an accelerator named by its
+    shape. Without one, it is raised for files missing in this folder, and for a mesh or a batch that does not
+    fit the number of ``devices``, unless that is 0.
     """
     names = [row.name for row in find_buildable(pattern)]
     start, teacher, runs = run_options.start, settings.get(TEACHER, ""), Path(run_options.runs)
     if accelerator:
         if start and not start.startswith(("gs://", "hf:", "/")):
-            raise SettingError(_of_this_machine(start))
+            raise SettingError(_absent_in_cloud(start))
         if teacher and not teacher.startswith("hf:"):
             raise SettingError(f"--{TEACHER} {teacher} is not there in a cloud: name it hf:NAME")
         runs = RUNS  # what is read here, such as a model of the hub, is kept here: buckets are no folders
@@ -86,9 +87,7 @@ def _make_jobs(
             "--wandb: the image of lm launch lacks wandb and a key to log in; leave the option out, or take "
             "`lm launch slurm` or `lm launch local`, whose runs have this environment"
         )
-    # container.lm_words sets it in the same way
-    of_slices = {"mesh.slice": count} if count > 1 and "mesh.slice" not in changes else {}
-    experiments = [build(name, run_options.scale, changes | of_slices) for name in names]
+    experiments = [build(name, run_options.scale, _with_slices(changes, count)) for name in names]
     if accelerator:
         _check_in_cloud(experiments, accelerator, count)
     else:
@@ -108,6 +107,13 @@ def _make_jobs(
     return [Job(name, run_options.runs, (*options, *seed), studies) for name in names for seed in seeds]
 
 
+def _with_slices(changes: Overrides, count: int) -> Overrides:
+    """Return the changes with the number of slices in the mesh, as ``container.lm_words`` sets it."""
+    if count == 1 or "mesh.slice" in changes:
+        return changes
+    return changes | {"mesh.slice": count}
+
+
 def _check_in_cloud(experiments: Sequence[Experiment], accelerator: str, count: int) -> None:
     """Raise SettingError for files of this machine, and for a mesh or a batch that does not fit the slices.
 
@@ -115,7 +121,7 @@ def _check_in_cloud(experiments: Sequence[Experiment], accelerator: str, count: 
     """
     for experiment in experiments:
         if files := _relative_files(experiment):
-            raise SettingError(_of_this_machine(files[0][1]))
+            raise SettingError(_absent_in_cloud(files[0][1]))
     if ":" not in accelerator:
         return
     try:
@@ -181,8 +187,8 @@ def _files(experiment: Experiment) -> Iterator[tuple[str, str]]:
         yield "task", name
 
 
-def _of_this_machine(path: str) -> str:
-    """Return the error for a relative path that a run in a cloud would read."""
+def _absent_in_cloud(path: str) -> str:
+    """Return the error for a relative path that a run in a cloud would read, and lacks there."""
     return (
         f"{path} is a file of this machine, which the machines of the cloud lack: copy it to a bucket, and "
         f"name it gs://BUCKET/{Path(path).name}"
@@ -203,9 +209,9 @@ def launch_gce(
     pattern: str,
     /,
     settings: Settings,
-    options: OfContainer,
-    machines: OfMachines,
-    run_options: OfRuns = DEFAULTS,
+    options: ContainerArguments,
+    machines: MachineArguments,
+    run_options: RunArguments = DEFAULTS,
 ) -> None:
     """Run each row on its own slice of Compute Engine (v5p, v6e, TPU7x), and delete the slice at the end.
 
@@ -226,9 +232,9 @@ def launch_queued(
     pattern: str,
     /,
     settings: Settings,
-    options: OfContainer,
-    machines: OfMachines,
-    run_options: OfRuns = DEFAULTS,
+    options: ContainerArguments,
+    machines: MachineArguments,
+    run_options: RunArguments = DEFAULTS,
     slices_per_run: int = 1,
     runtime: str = "",
 ) -> None:
@@ -252,9 +258,9 @@ def launch_gke(
     pattern: str,
     /,
     settings: Settings,
-    options: OfContainer,
+    options: ContainerArguments,
     cluster: Annotated[gke.Cluster, tyro.conf.arg(name="")],
-    run_options: OfRuns = DEFAULTS,
+    run_options: RunArguments = DEFAULTS,
 ) -> None:
     """Submit each row to GKE as a JobSet, by xpk, on one or more slices.
 
@@ -275,7 +281,7 @@ def launch_slurm(
     /,
     settings: Settings,
     job: Annotated[slurm.SlurmJob, tyro.conf.arg(name="")],
-    run_options: OfRuns = DEFAULTS,
+    run_options: RunArguments = DEFAULTS,
 ) -> None:
     """Submit the rows to Slurm as one job array, with a process for each GPU.
 
@@ -294,7 +300,7 @@ def launch_local(
     /,
     settings: Settings,
     processes: Annotated[local.Processes, tyro.conf.arg(name="")],
-    run_options: OfRuns = DEFAULTS,
+    run_options: RunArguments = DEFAULTS,
 ) -> None:
     """Run the rows on this machine, one after another, each in several processes.
 

@@ -10,6 +10,7 @@ from rich.table import Table as Grid
 from experiments.cli.settings import Runs, Scale
 from experiments.console import NAMES_CONSOLE, NARROW, RUNS, listing, print_line
 from experiments.study.paths import changed_runs, check_runs, row_folder, rows_with_runs, seed_folders
+from experiments.study.plugins import plugin_arguments
 from experiments.study.registry import baseline_of, build, equal_rows_among, find, tables_of
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.settings_diff import relevant_diff
@@ -39,7 +40,7 @@ def list_rows(
     trained = rows_with_runs(runs, scale)
     if not pattern:
         _list_tables(rows, scale, runs, trained)
-        _print_other_scales(rows, scale, runs, "lm list")
+        _print_other_scales(rows, scale, runs)
         return
     for table in tables_of(rows):
         prefix = f"{table.name}/" if NAMES_CONSOLE.width < NARROW else ""
@@ -47,15 +48,16 @@ def list_rows(
         label = "in the paper" if any(row.published for row in table.rows) else "label"
         has_labels = any(row.label != row.name.removeprefix(f"{table.name}/") for row in table.rows)
         listed = listing("row", *[label] * has_labels, "changes", "finished", title=title)
-        for row in (row for row in table.rows if row in rows):
+        for row in table.rows:
+            if row not in rows:
+                continue
+            finished = "not run" if row.needs else finished_text(row.name, scale, runs, trained)
+            label_cells = [escape(row.label)] * has_labels
             listed.add_row(
-                row.name.removeprefix(prefix),
-                *[escape(row.label)] * has_labels,
-                escape(changes_text(row, scale)),
-                "not run" if row.needs else finished_text(row.name, scale, runs, trained),
+                row.name.removeprefix(prefix), *label_cells, escape(changes_text(row, scale)), finished
             )
         NAMES_CONSOLE.print(listed)
-    _print_other_scales(rows, scale, runs, f"lm list {shlex.quote(pattern)}")
+    _print_other_scales(rows, scale, runs, pattern)
 
 
 def _list_tables(rows: Sequence[Row], scale: str, runs: Path, trained: Sequence[str]) -> None:
@@ -80,11 +82,14 @@ def _list_tables(rows: Sequence[Row], scale: str, runs: Path, trained: Sequence[
     print_line("lm list TABLE lists its rows; lm show ROW --diff says what a row changes")
 
 
-def _print_other_scales(rows: Sequence[Row], scale: str, runs: Path, command: str) -> None:
-    """Print a line for each other scale at which rows have finished."""
+def _print_other_scales(rows: Sequence[Row], scale: str, runs: Path, *pattern: str) -> None:
+    """Print a line for each other scale at which rows have finished, with the command that lists them."""
     for name, count in rows_at_other_scales(rows, scale, runs).items():
+        words = ["lm", *plugin_arguments(), "list", *pattern, "--scale", name]
+        if runs != RUNS:
+            words += ["--runs", str(runs)]
         rows_of_scale = f"{count} row{'s' * (count != 1)} of these"
-        print_line(f"{rows_of_scale} finished at scale {name}: {command} --scale {name} shows which")
+        print_line(f"{rows_of_scale} finished at scale {name}: {shlex.join(words)} shows which")
 
 
 def changes_text(row: Row, scale: str) -> str:

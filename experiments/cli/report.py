@@ -67,20 +67,20 @@ def report(
     if variants and (changes or grid):
         raise SettingError("--variants shows all settings given by hand: leave out settings and --grid")
 
+    named = setting_arguments(command_line_overrides(changes, settings))
     wanted = tables_of(rows)
     if grid:
         from experiments.cli.sweep import grid_tables
 
         points = given_points(trainable, scale, grid, changes, settings, start, first_folder(runs))
         wanted = grid_tables(pattern, scale, points, changes)
-        changes = {}
+        changes = {}  # which the rows of these tables have themselves
     if variants:
         wanted = with_override_rows(wanted, scale, runs, print_line)
     with registered(variant_rows(wanted, scale)):
         if watch:
             reports.watch(wanted, scale, runs, overrides=changes)
             return
-        named = setting_arguments(command_line_overrides(changes, settings))
         words = ["lm", *plugin_arguments(), "report", pattern, "--scale", scale, *named]
         words += ["--start", start] * bool(start) + ["--grid", *grid] * bool(grid) + ["--runs", *runs]
         words += ["--against", against] * bool(against) + ["--variants"] * variants

@@ -21,6 +21,7 @@ LAST = "last"  # the run that `lm run` trained or looked up last
 # options whose values are texts, in which @ may begin a word
 TEXT_OPTIONS = ("--prompt", "--text", "--other", "--words", "--commit-message")
 _NAME = re.compile(r"@(\w[\w.+-]*)", re.ASCII)
+_NAME_IN_GRID = re.compile(r"(?<=[=,])@\w[\w.+:-]*", re.ASCII)  # a value of SETTING=VALUE,VALUE, or its stage
 
 
 def check_name(runs: Path, name: str) -> None:
@@ -82,21 +83,50 @@ def names_of(folder: Path, runs: Path) -> list[str]:
 def resolve_names(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with the folder of a run in place of each ``@NAME``.
 
-    The folder of runs is that of ``--runs`` if it is among the words. The texts behind TEXT_OPTIONS stay as
-    they are. SettingError for a name of no run, or of a run that was deleted.
+    ``--option=@NAME`` means the same as ``--option @NAME``, and ``--grid SETTING=@NAME,@NAME`` has a name for
+    each value. The folder of runs is that of ``--runs`` if it is among the words, and no name itself. The
+    texts behind TEXT_OPTIONS stay as they are. SettingError for a name of no run, or of a run that was
+    deleted.
     """
+    runs = _folder_of_runs(words)
+    resolved: list[str] = []
+    option = ""  # the one before a word
+    for word in words:
+        if not word.startswith("--"):
+            resolved.append(_resolve_value(option, word, runs))
+            continue
+        option, equals, value = word.partition("=")
+        if equals:
+            word = f"{option}={_resolve_value(option, value, runs)}"
+            option = ""  # behind "=" an option has one value, and no more
+        resolved.append(word)
+    return resolved
+
+
+def _resolve_value(option: str, value: str, runs: Path) -> str:
+    """Return a value of ``option``, "" for a positional argument, with the folder of a run for each name."""
+    if option.replace("_", "-") in TEXT_OPTIONS:
+        return value
+    if option == "--grid":
+        return _NAME_IN_GRID.sub(lambda found: _quoted(_resolve(found[0], runs)), value)
+    return _resolve(value, runs)
+
+
+def _quoted(value: str) -> str:
+    """Return a value of a grid in quotes, since commas in it separate no values."""
+    inside = value.replace("'", "'\"'\"'")
+    return f"'{inside}'"
+
+
+def _folder_of_runs(words: Sequence[str]) -> Path:
+    """Return the folder of runs that the words of a command line name, by default RUNS."""
     runs = RUNS
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == "--runs":
-            runs = Path(following)
-        elif word.startswith("--runs="):
-            runs = Path(word.removeprefix("--runs="))
-    resolved, in_texts = [], False
-    for word in words:
-        if word.startswith("--"):
-            in_texts = word.replace("_", "-") in TEXT_OPTIONS
-        resolved.append(word if in_texts else _resolve(word, runs))
-    return resolved
+        option, equals, value = word.partition("=")
+        folder = value if equals else following
+        if option == "--runs" and not folder.startswith("@"):
+            runs = Path(folder)
+    return runs
 
 
 def _is_named_run(path: Path) -> bool:

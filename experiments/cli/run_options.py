@@ -12,7 +12,7 @@ from experiments.runs.result import check_settings, read_result
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
 from experiments.study.overrides import overrides_of
-from experiments.study.paths import lead_to, row_folder, run_folder
+from experiments.study.paths import link_to, row_folder, run_folder
 from experiments.study.scales import DEFAULT_SCALE
 from lm.config.base import SettingError
 from lm.data.tasks.names import task_name
@@ -73,7 +73,7 @@ def link_shared_run(run: RowRun, options: Options) -> str:
     own = row_folder(options.runs, options.scale, run.name, changed)
     if own == run.folder.parent:
         return ""
-    lead_to(own, run.folder.parent)
+    link_to(own, run.folder.parent)
     same = f"{run.name} is the same experiment as another row at scale {options.scale}"
     return f"{same}; their run is in {run.folder.parent}"
 

@@ -147,8 +147,8 @@ def draw_curves(name: str, result: Result, curves: Curves) -> bool:
     return True
 
 
-def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, str, str]:
-    """Return three commands to go on with from a finished run."""
+def suggestions(name: str, experiment: Experiment, folder: Path) -> list[str]:
+    """Return commands to go on with from a finished run: to use it, to draw a picture, and to report it."""
     lm = shlex.join(["lm", *plugin_arguments()])
     prompt = shlex.quote(prompt_of_text(experiment, folder))
     scale_folder, _ = _scale_folder(name, folder)
@@ -175,7 +175,7 @@ def suggestions(name: str, experiment: Experiment, folder: Path) -> tuple[str, s
         picture = f"{lm} draw attention {run} --text {prompt}"
     else:
         picture = f"{lm} show {name} --examples 3"
-    return use, picture, f"{lm} {report_command(name, experiment, folder)}"
+    return [use, picture, f"{lm} {report_command(name, experiment, folder)}"]
 
 
 def tags_words(task_file: str) -> bool:

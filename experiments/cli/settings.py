@@ -22,7 +22,7 @@ from experiments.study.overrides import (
     check_overrides_are_read,
     command_line_overrides,
 )
-from experiments.study.registry import REGISTRY, TABLES, build, find
+from experiments.study.registry import BASELINE_ROW, REGISTRY, TABLES, build, find
 from experiments.study.scales import DEFAULT_SCALE, SCALES
 from experiments.study.table import Row
 from experiments.study.words import setting_arguments, shown_value
@@ -135,7 +135,7 @@ def help_defaults(words: Sequence[str], everything: bool, of_tables: bool = Fals
     """
     scale = next((name for name in SCALES if name in words or f"--scale={name}" in words), None)
     if not of_tables:
-        row = next((word for word in words if word in REGISTRY), "t5/1-baseline/baseline")
+        row = next((word for word in words if word in REGISTRY), BASELINE_ROW)
         values = dict(leaves(build(row, scale or DEFAULT_SCALE)))
     else:
         values = table_defaults(words, scale)
@@ -151,12 +151,14 @@ def table_defaults(words: Sequence[str], scale: str | None) -> dict[str, Any]:
     for word in words:
         with suppress(SettingError):  # an option or its value
             rows += [row for row in find(word) if not row.needs]  # which cannot be built
-    values: dict[str, Any] = {path: TABLES_VALUE for path, _ in leaves(_any_experiment())}
-    built = [dict(leaves(build(row.name, scale or TABLES[row.table].scale))) for row in rows]
-    for path in values if built else ():
-        first = built[0][path]
-        if all(each[path] == first for each in built):
-            values[path] = first
+    if not rows:
+        return {path: TABLES_VALUE for path, _ in leaves(_any_experiment())}
+    first, *others = [dict(leaves(build(row.name, scale or TABLES[row.table].scale))) for row in rows]
+    values: dict[str, Any] = dict(first)
+    for other in others:
+        for path, value in other.items():
+            if value != first[path]:
+                values[path] = TABLES_VALUE
     return values
 
 
@@ -298,6 +300,8 @@ def given_changes(
     experiments = [build(row, scale, start_overrides) for row in rows]
     given_overrides = settings
     if config is not None:
+        if not rows:
+            raise SettingError(f"--config {config} is read by no row, since none of these can be built")
         given_overrides = read_config(config, experiments, settings) | settings
     for experiment in experiments:
         check_agreement_with_checkpoint(experiment, given_overrides)
@@ -363,9 +367,10 @@ def _with_imported_teacher(settings: Overrides, runs: Path) -> Overrides:
 def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> Overrides:
     """Return the settings in a file that differ from those of at least one of ``rows``.
 
-    The file is TOML or JSON, nested or with dotted names. The settings.json of a run holds every setting, so
-    from such a file the settings are left out that no row reads once the file and ``options`` are applied.
-    From any other file they are kept, so that the caller reports them.
+    The file is TOML or JSON, nested or with dotted names. It is checked together with ``options``, which
+    replace its settings. The settings.json of a run holds every setting, so from such a file the settings are
+    left out that no row reads once the file and ``options`` are applied. From any other file they are kept,
+    so that the caller reports them.
     """
     if not path.exists():
         beside = [each.name for each in path.absolute().parent.glob("*") if each.suffix in (".toml", ".json")]
@@ -383,7 +388,7 @@ def read_config(path: Path, rows: Sequence[Experiment], options: Overrides) -> O
     is_settings_json_of_run = nested.pop(CHECKSUM, None) is not None
     found = dict(_flat(nested, ""))
     try:
-        new = [changes(experiment, found) for experiment in rows]
+        new = [changes(experiment, found | options) for experiment in rows]
     except DataError:
         raise
     except SettingError as error:
@@ -447,7 +452,13 @@ def grid_points(grid: Sequence[str]) -> list[Overrides]:
             raise SettingError(f"--grid {path} is there twice: give all values in one {path}=VALUE,VALUE")
         paths.append(path)
         axes.append([_grid_value(path, kinds[path], value) for value in _split(path, values)])
-    return [{path: value for point in points for path, value in point.items()} for points in product(*axes)]
+    combinations: list[Overrides] = []
+    for values_of_axes in product(*axes):
+        combination: Overrides = {}
+        for value in values_of_axes:
+            combination |= value
+        combinations.append(combination)
+    return combinations
 
 
 def _any_experiment() -> Experiment:

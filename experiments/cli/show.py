@@ -3,6 +3,7 @@
 import difflib
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ from rich.markup import escape
 
 from experiments.cli.run_names import shortest_name
 from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, Start, given_changes
-from experiments.console import CONSOLE, NARROW, RUNS, listing, print_line, show_listing
+from experiments.console import CONSOLE, MISSING, NARROW, RUNS, listing, print_line, show_listing
 from experiments.runs.paths import SETTINGS, find_cache, load_settings
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
@@ -76,7 +77,8 @@ def show(
         tokens: Training tokens D, for --costs, such as 3e11; by default those of the row's pre-training; of a
             published model unknown [tokens].
     """
-    views = {"--diff": diff is not None or bool(to), "--examples": examples > 0}
+    comparison = "--to" if to and diff is None else "--diff"  # as it was typed
+    views = {comparison: diff is not None or bool(to), "--examples": examples > 0}
     views |= {"--stages": stages, "--costs": costs}
     chosen = [name for name, is_chosen in views.items() if is_chosen]
     if len(chosen) > 1:
@@ -107,7 +109,7 @@ def show(
         folder, cache = Path(row), find_cache(Path(row))
     else:
         given = given_changes([row], scale, settings, config, start, runs)
-        if "--diff" in chosen:
+        if comparison in chosen:
             show_diff(row, scale, given, diff or (), to)
             return
         experiment = build(row, scale, given)
@@ -123,12 +125,12 @@ def show(
     elif costs:
         from lm.nn.electra import generator_of  # with jax
 
-        inputs, targets, own_tokens = sequence_lengths_and_tokens(row, experiment)
+        read = tokens_read(row, experiment)
         if length is not None:
-            inputs = targets = length
-            own_tokens = 0  # with other rows, another number
+            read = TokensRead(length, length, 0)  # with other rows, another number in all
+        tokens = tokens or read.in_pretraining
         generator = generator_of(experiment.model, experiment.generator_share)
-        show_costs(experiment.model, title, inputs, targets, batch, dtype, tokens or own_tokens, generator)
+        show_costs(experiment.model, title, read.inputs, read.targets, batch, dtype, tokens, generator)
     elif stages:
         show_stages(experiment, folder, cache, title)
     else:
@@ -225,15 +227,22 @@ def _print_sides(old: str, new: str, is_changed: bool) -> None:
     print_line(f"{old} → {new}" if is_changed else f"{old} and {new} are the same experiment.")
 
 
-def sequence_lengths_and_tokens(name: str, experiment: Experiment) -> tuple[int, int, int]:
-    """Return the lengths of the inputs and of the targets of a row's sequences, and its tokens D.
+@dataclass(frozen=True)
+class TokensRead:
+    """Holds how long the sequences of a row are, and how many tokens its model is pre-trained on."""
+
+    inputs: int  # length of the inputs of a sequence; 0 for a decoder, whose sequences have none
+    targets: int  # length of its targets; 0 for an encoder
+    in_pretraining: int  # D: tokens that one model is pre-trained on, in all phases, padding included
+
+
+def tokens_read(name: str, experiment: Experiment) -> TokensRead:
+    """Return the lengths of a row's sequences, and the tokens D of its pre-training.
 
     The lengths are those of the last phase of pre-training; without pre-training, those of the first stage of
-    the network. A decoder's sequences have no inputs, an encoder's no targets.
-
-    D is the number of tokens that one model is pre-trained on, in all phases, padding included. It leaves out
-    the start pre-training (``start.steps``), and is 0 without pre-training. Of the members of an ensemble,
-    and of several pre-trainings for one downstream task each, the first is counted.
+    the network. D leaves out the start pre-training (``start.steps``), and is 0 without pre-training. Of the
+    members of an ensemble, and of several pre-trainings for one downstream task each, the first is counted.
+    SettingError for a row without a network.
     """
     from experiments.runs.kinds.network import NetworkStage  # with jax
     from experiments.runs.kinds.stage import Stage
@@ -260,7 +269,7 @@ def sequence_lengths_and_tokens(name: str, experiment: Experiment) -> tuple[int,
             length = sum(sequence_lengths(phase, phase.settings.model))
             tokens += phase.num_steps * phase.training.batch_size * length
         phase = phase.parent
-    return inputs, targets, tokens
+    return TokensRead(inputs, targets, tokens)
 
 
 def show_costs(
@@ -351,15 +360,18 @@ def show_stages(experiment: Experiment, folder: Path, cache: Path, title: str) -
 
     headings, rows = ("stage", "trained on", "starts from", "steps", "saved", "folder"), []
     for stage in stages(experiment, folder, cache):
+        saved = max(saved_steps(stage.folder), default=None)
+        if saved == 0:  # before the first step: the model was trained elsewhere
+            rows.append((stage.name, MISSING, "the imported model", MISSING, MISSING, relative(stage.folder)))
+            continue
         data = ", ".join(
             (stage.settings.data.corpus, *stage.task_names) if stage.reads_corpus else stage.task_names
         )
         parent = stage.parent.name if stage.parent else stage.start_without_parent
         if stage.parent and stage.parent_step != stage.parent.training.steps:
             parent += f", step {stage.parent_step:,}"
-        saved = max(saved_steps(stage.folder), default=0)
         steps = f"{stage.training.steps:,}"
         if stage.first_step:  # a phase counts on from the one before it
             steps = f"{stage.first_step + 1:,} to {steps}"
-        rows.append((stage.name, data, parent, steps, f"{saved:,}", relative(stage.folder)))
+        rows.append((stage.name, data, parent, steps, f"{saved or 0:,}", relative(stage.folder)))
     show_listing(headings, rows, title)

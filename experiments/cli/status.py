@@ -146,6 +146,18 @@ def progress_of(folder: Path, runs: Path) -> Progress:
     stages = stages_of(folder)
     name = str(folder if folder == runs else folder.relative_to(runs))
     names = "".join(f" (@{short})" for short in names_of(folder, runs))
+    has_scores = (folder / "scores.json").exists()
+    if not stages:  # neither pre-trained nor fine-tuned
+        return Progress(
+            run=name + names,
+            state="finished" if has_scores else "stopped",
+            stage=MISSING,
+            steps_done=0,
+            steps_total=0,
+            loss=None,
+            last_written=(folder / SETTINGS).stat().st_mtime,
+            seconds_left=None,
+        )
     records = {stage.name: last_record(stage.folder) for stage in stages}
     done: dict[str, int] = {}
     for stage in stages:
@@ -158,7 +170,7 @@ def progress_of(folder: Path, runs: Path) -> Progress:
     is_imported = not begun and any(0 in manifest.steps(stage.folder / "checkpoints") for stage in stages)
     if is_imported:
         state = IMPORTED
-    elif (folder / "scores.json").exists():
+    elif has_scores:
         state = "finished"
     else:
         state = state_of(last, last_written)

@@ -162,13 +162,14 @@ def train_rows(
     points = given_points(names, options.scale, grid, changes, settings, options.start, options.runs)
     if any("seed" in point.changes for point in points):
         raise SettingError("seed: a sweep takes --seeds N, and trains seeds 0 to N - 1")
-    for row in (row for row in find(pattern) if row.needs):
-        print_line(f"left out: {needs_text(row)}")
+    for row in find(pattern):
+        if row.needs:
+            print_line(f"left out: {needs_text(row)}")
     for name in names:
-        if (
-            find_one(name).table not in BUILTIN_TABLES
-            and (same := canonical_row(name, options.scale)) != name
-        ):
+        if find_one(name).table in BUILTIN_TABLES:
+            continue
+        same = canonical_row(name, options.scale)
+        if same != name:
             print_line(f"{name} is the same experiment as {same} at this scale; they share their runs")
     compared = compared_experiments(pattern, points, changes, options.scale)
     wanted = wanted_runs(compared, seeds, options)
@@ -237,9 +238,12 @@ def wanted_runs(compared: Sequence[tuple[str, Experiment]], seeds: int, options:
 def further_seeds(wanted: Sequence[RowRun]) -> list[str]:
     """Return the seeds of finished runs that lie beside those of ``wanted``: reports have them too."""
     folders = {run.folder for run in wanted}
-    beside = {other for folder in folders for other in seed_folders(folder.parent)} - folders
-    finished = {folder.name.removeprefix("seed-") for folder in beside if (folder / "scores.json").exists()}
-    return sorted(finished, key=int)
+    seeds: set[str] = set()
+    for folder_of_row in {folder.parent for folder in folders}:
+        for other in seed_folders(folder_of_row):
+            if other not in folders and (other / "scores.json").exists():
+                seeds.add(other.name.removeprefix("seed-"))
+    return sorted(seeds, key=int)
 
 
 def without_equal_rows(wanted: Sequence[RowRun], scale: str) -> list[RowRun]:
@@ -279,10 +283,12 @@ def grid_tables(pattern: str, scale: str, points: Sequence[GridPoint], changes: 
     for table in tables_of(rows):
         baseline = grid_row(find_one(table.baseline), scale, changes, settings)
         new = {baseline.name: baseline}
-        for row in (row for row in table.rows if row in rows):
+        for row in table.rows:
+            if row not in rows:
+                continue
             for point in points:
-                each = grid_row(row, scale, point.changes, settings)
-                new[each.name] = each
+                at_point = grid_row(row, scale, point.changes, settings)
+                new[at_point.name] = at_point
         varied = "-".join(map(short_name, settings)).replace(".", "-")
         title = f"{table.title}: {' x '.join(settings)}".lstrip(": ")
         found.append(

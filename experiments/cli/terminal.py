@@ -7,25 +7,25 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-SPELT = {"→": "->", "↓": "(less is better)", "±": "+-", "τ": "tau", "…": "..."}
-SPELT |= dict(zip("×▲▼–—·•⏎│─━╭╮╰╯‘’“”", "x^v---*/|--++++''\"\"", strict=True))
+REPLACEMENTS = {"→": "->", "↓": "(less is better)", "±": "+-", "τ": "tau", "…": "..."}
+REPLACEMENTS |= dict(zip("×▲▼–—·•⏎│─━╭╮╰╯‘’“”", "x^v---*/|--++++''\"\"", strict=True))
 
 
-def speak_any_encoding() -> None:
-    """Print characters that an encoding lacks as SPELT has them, or as question marks, from now on."""
-    codecs.register_error("spelt", _spell)
+def replace_unencodable_characters() -> None:
+    """Print characters that an encoding lacks as REPLACEMENTS has them, or as question marks, from now on."""
+    codecs.register_error("replace-unencodable", _replacement)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="spelt")
+            stream.reconfigure(errors="replace-unencodable")
 
 
-def _spell(error: UnicodeError) -> tuple[str, int]:
+def _replacement(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(SPELT.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+    return "".join(REPLACEMENTS.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
 
 
-def outlive_the_reader() -> None:
+def ignore_broken_pipes() -> None:
     """Report a missing reader, such as `head` that has ended, once, and go on without one from now on.
 
     For training: hours of work must not end with a pipe, and what is printed is in the run's files too.

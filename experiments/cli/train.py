@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.cli.run_names import LAST, name_run, other_run_with_name
 from experiments.cli.run_options import Options, RowRun, check_data, is_up_to_date, link_shared_run, row_run
-from experiments.cli.terminal import outlive_the_reader, speak_any_encoding
+from experiments.cli.terminal import ignore_broken_pipes, replace_unencodable_characters
 from experiments.console import print_line
 from experiments.processes.cluster import broadcast_from_first, is_due_to_lost_process, process_count
 from experiments.processes.exit_codes import EXIT_CODES, PREEMPTED
@@ -134,8 +134,12 @@ def _train_in_jobs(todo: Sequence[RowRun], options: Options, reporter: Reporter,
     reporters: dict[Path, JobReporter] = {}  # of the runs in training, by their folders
 
     def bar_name(run: RowRun) -> str:
-        short = run.title.removeprefix(f"{run.name.rpartition('/')[0]}/") if len(tables) == 1 else run.title
-        return f"{short} seed {run.experiment.seed}" if has_seeds else short
+        name = run.title
+        if len(tables) == 1:
+            name = name.removeprefix(f"{run.name.rpartition('/')[0]}/")
+        if has_seeds:
+            name += f" seed {run.experiment.seed}"
+        return name
 
     def unfinished_stage_folders(run: RowRun) -> set[Path]:
         every = stages(run.experiment, run.folder, options.cache)
@@ -172,8 +176,8 @@ def _train_in_child(options: Options, run: RowRun, send: Callable[[Any], None]) 
     First set up the process as ``lm`` does for a command.
     """
     collect_garbage_rarely()
-    speak_any_encoding()
-    outlive_the_reader()
+    replace_unencodable_characters()
+    ignore_broken_pipes()
     load_study()
     cache_compiled(options.cache)
     return train_one(run, options, RemoteReporter(send))

@@ -13,7 +13,7 @@ from experiments.figures.masks import MASKS, masked_softmax_steps
 from experiments.figures.panels import Curve, HeatMap, Plot, PlotGrid, Scale, tick_labels
 from experiments.figures.spec import FigureSpec
 from lm.config.attention import RotaryConfig, SparsityConfig
-from lm.config.base import SettingError, changes, check_at_least
+from lm.config.base import SettingError, changes, check_at_least, check_seed
 from lm.config.layers import AttentionConfig, PositionsConfig
 from lm.config.model import ModelConfig
 from lm.ops.positions import sinusoids
@@ -64,6 +64,7 @@ class ScoresFigure(FigureSpec):
 
     def figure(self) -> Figure:
         check_at_least(self, "--", length=1, width=1)
+        check_seed(self.seed, "--seed")
         steps = masked_softmax_steps(self.length, self.width, self.seed)
         largest = float(np.abs(steps["scores"]).max())
         score = Scale("score [nats]", -largest, largest, "RdBu_r")

@@ -84,16 +84,18 @@ class CoordinatesFigure(FigureSpec):
             for kind, is_mup in PARAMETRISATIONS.items()
         }
         optimizer = OptimizerConfig(name="adamw", schedule="constant", learning_rate=self.rate)
-        batch, found = random_batch(config), {}
-        for kind, widths in models.items():
-            by_width = [coordinate_changes(each, optimizer, batch, self.steps) for each in widths]
-            if not all(np.isfinite(sizes).all() for by_name in by_width for sizes in by_name.values()):
-                raise SettingError(
-                    f"--rate {self.rate:g}: training diverges; choose a lower one, such as 0.01"
-                )
-            found[kind] = {
-                name: np.array([sizes[name] for sizes in by_width]).T.tolist() for name in by_width[0]
-            }
+        batch = random_batch(config)
+        found: dict[str, dict[str, list[list[float]]]] = {}
+        for kind, configs in models.items():
+            by_width = [coordinate_changes(each, optimizer, batch, self.steps) for each in configs]
+            found[kind] = {}
+            for name in by_width[0]:
+                sizes = np.array([changes_of_width[name] for changes_of_width in by_width])  # [widths, steps]
+                if not np.isfinite(sizes).all():
+                    raise SettingError(
+                        f"--rate {self.rate:g}: training diverges; choose a lower one, such as 0.01"
+                    )
+                found[kind][name] = sizes.T.tolist()
         return found
 
 

@@ -40,7 +40,7 @@ class ModelOnText:
 
     @property
     def labels(self) -> dict[str, list[str]]:
-        """A label per token of "encoder" and "decoder"."""
+        """Return a label per token of "encoder" and "decoder"."""
         labels = {side: list(map(self._label, ids)) for side, ids in self.ids.items()}
         if self.has_start:  # T5 starts with padding
             labels["decoder"][0] = START
@@ -54,14 +54,14 @@ class ModelOnText:
 
     @property
     def prediction_labels(self) -> list[str]:
-        """Labels of the tokens at which a word is predicted; SettingError if there are too many to read."""
+        """Return a label per token at which a word is predicted; SettingError for too many to read."""
         tokens = self.labels["decoder" if self.model.config.has_decoder else "encoder"]
         check_legible(tokens)
         return tokens
 
     @property
     def attention_maps(self) -> dict[str, np.ndarray]:
-        """Attention weights by "encoder", "decoder" and "cross", float32 [layers,N,T,S] each."""
+        """Return attention weights of "encoder", "decoder" and "cross", float32 [layers,N,T,S] each."""
         weights = self.model.attention_weights(self.batch)
         return {name: np.asarray(layers[:, 0]) for name, layers in weights.items()}
 
@@ -210,7 +210,7 @@ def draw_ranked_tokens(
 
     ``labels`` are str [T,k], the likeliest first, ``probabilities`` float [T,k].
     """
-    others = 1 - probabilities.sum(1, keepdims=True)
+    others = np.maximum(1 - probabilities.sum(1, keepdims=True), 0)  # rounding may make the sum more than 1
     values = np.concatenate([probabilities, others], axis=1).T
     annotations = np.concatenate([labels.T, [[f"{100 * value:.0f} %" for value in others[:, 0]]]])
     rows = [*(f"{rank}." for rank in range(1, labels.shape[1] + 1)), "all others"]

@@ -240,6 +240,7 @@ class GradientFigure(FigureSpec):
 
     def figure(self) -> Figure:
         check_at_least(self, "--", width=1, length=3)
+        self._check_that_options_are_read()
         if self.run is None:
             title = f"layers of {self.width} features at initialization"
             return draw_gradients(title, initial_gradients(self.width, self.length, self.gain))
@@ -252,6 +253,21 @@ class GradientFigure(FigureSpec):
             name = f"layer {layer}, {direction.config.mixer.kind}"
             curves |= gradient_curves(name, state_gradients(direction, x[0, :num_tokens]))
         return draw_gradients(f"{num_tokens} tokens, forward direction", curves)
+
+    def _check_that_options_are_read(self) -> None:
+        """Raise SettingError for a text without a run, and for an option of random layers with a run."""
+        if self.run is None and self.text:
+            raise SettingError("--text is read by the model of a run: name a run, or leave --text out")
+        given = [
+            f"--{name}"
+            for name in ("width", "length", "gain")
+            if getattr(self, name) != getattr(GradientFigure, name)
+        ]
+        if self.run is not None and given:
+            raise SettingError(
+                f"{' and '.join(given)} describe layers at initialization, and {self.run} is a run: leave "
+                "the options out, or the run"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,9 @@ def training_figure(rows: Mapping[str, Curves], title: str = "") -> PlotGrid:
     is_one_level = bool(unigram) and max(unigram.values()) - min(unigram.values()) < SAME_LINE
     metrics = dict.fromkeys(metric for curves in rows.values() for metric in curves)
     panels = []
-    for metric in (metric for metric in metrics if metric not in left_out):
+    for metric in metrics:
+        if metric in left_out:
+            continue
         curves = {
             label: mean_curve(map(dict, by_metric[metric]))
             for label, by_metric in rows.items()

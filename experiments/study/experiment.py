@@ -251,9 +251,13 @@ class PretrainingPhase:
         name = values.get("objective")
         if isinstance(name, str):
             if name not in OBJECTIVES:
-                raise SettingError(f"there is no objective {name!r}{did_you_mean(name, OBJECTIVES)}")
+                reason = f"there is no objective {name!r}{did_you_mean(name, OBJECTIVES)}"
+                raise SettingError(f"pretraining.phases={text}: {reason}")
             values["objective"] = asdict(OBJECTIVES[name])
-        return from_json(cls, json.dumps(values))
+        try:
+            return from_json(cls, json.dumps(values))
+        except SettingError as error:  # which names the setting within the phase alone
+            raise SettingError(f"pretraining.phases={text}: {error}") from error
 
 
 def _changed(config: Any, default: Any) -> dict[str, Any]:

@@ -129,10 +129,15 @@ def check_agreement_with_checkpoint(experiment: Experiment, changes: Overrides) 
 
 
 def check_overrides_are_read(experiments: Sequence[Experiment], paths: Iterable[str]) -> None:
-    """Raise SettingError for a setting, given at one of ``paths``, that none of ``experiments`` reads."""
+    """Raise SettingError for a setting, given at one of ``paths``, that none of ``experiments`` reads.
+
+    If there are no experiments, since none of the rows can be built, it is raised for any setting.
+    """
     for path in paths:
         if path == "start.model":
             raise SettingError(f"{path} is set by --start: name a folder, a run or hf:NAME there")
+        if not experiments:
+            raise SettingError(f"{path} is read by no row, since none of these can be built: leave it out")
         reasons = [unused_settings(experiment, [path]) for experiment in experiments]
         if path == "pretraining.phases":
             pairs = zip(reasons, experiments, strict=True)

@@ -26,7 +26,7 @@ def check_runs(runs: Path) -> None:
         )
 
 
-def lead_to(name: Path, folder: Path) -> None:
+def link_to(name: Path, folder: Path) -> None:
     """Make ``name`` a link to ``folder``, unless something is there or the file system has no links."""
     with suppress(OSError):
         name.parent.mkdir(parents=True, exist_ok=True)

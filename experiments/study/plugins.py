@@ -93,10 +93,11 @@ def location_in_study(error: BaseException) -> str:
 def needed_study(folders: Iterable[Path]) -> str:
     """Return ``"; it was trained with --study my_rows.py"`` if a stage below ``folders`` was, else ""."""
     names: list[str] = []
-    for file in (file for folder in folders for file in folder.rglob(ORIGIN_FILE)):
-        with suppress(SettingError, OSError):  # of a damaged record
-            code = parse_with_checksum(file.read_bytes(), file).get("code", {})
-            names += [name for name in code if name.startswith(STUDY_OPTION)]
+    for folder in folders:
+        for file in folder.rglob(ORIGIN_FILE):
+            with suppress(SettingError, OSError):  # of a damaged record
+                code = parse_with_checksum(file.read_bytes(), file).get("code", {})
+                names += [name for name in code if name.startswith(STUDY_OPTION)]
     return f"; it was trained with {' '.join(dict.fromkeys(names))}" if names else ""
 
 
@@ -155,10 +156,13 @@ def _undo(
     from experiments.study.registry import TABLES
 
     sys.modules.pop(file.stem, None)
-    for now, before in ((TABLES, tables), *((registries[name], old) for name, old in entries.items())):
-        now.clear()
-        now.update(before)
-    for entry in [entry for entry, module in _MODULE_OF_ENTRY.items() if module == file]:
+    contents_before: list[tuple[Any, Mapping[str, Any]]] = [(TABLES, tables)]
+    contents_before += [(registries[name], old) for name, old in entries.items()]
+    for registry, before in contents_before:
+        registry.clear()
+        registry.update(before)
+    added_by_file = [entry for entry, module in _MODULE_OF_ENTRY.items() if module == file]
+    for entry in added_by_file:
         del _MODULE_OF_ENTRY[entry]
     _set_choices(registries)
 
@@ -221,7 +225,10 @@ def _reason(error: BaseException, registries: Mapping[str, Mapping[str, Any]]) -
     """Return the message of an error of a plug-in, with the nearest key for a KeyError on a registry."""
     if isinstance(error, KeyError):
         line = traceback.extract_tb(error.__traceback__)[-1].line or ""
-        names = [key for name, registry in registries.items() if f"{name}[" in line for key in registry]
+        names: list[str] = []
+        for name, registry in registries.items():
+            if f"{name}[" in line:
+                names += registry
         close = most_like(str(error.args[0]) if error.args else "", names)
         return f"{error}; did you mean {close!r}?" if close else str(error)
     if isinstance(error, SystemExit):

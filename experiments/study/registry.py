@@ -268,11 +268,13 @@ ScaleChanges = tuple[tuple[str, Any], ...]  # (path, value) of a scale, which is
 
 
 def _scale_changes(scale: str) -> ScaleChanges:
+    """Return the changes of a scale as a key of caches: a scale that is replaced is built anew."""
     return tuple(SCALES[scale].items())
 
 
 @cache  # `lm list` builds hundreds of rows
 def _build_row(row: Row, scale: ScaleChanges, is_paper_scale: bool) -> Experiment:
+    """Return BASELINE changed by a scale, by the row's setup and by the row."""
     return apply(_build_setup(row.setup, scale, is_paper_scale), row.changes)
 
 

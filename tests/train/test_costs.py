@@ -14,7 +14,7 @@ from small_models import TINY
 
 from experiments.__main__ import dispatch
 from experiments.cli.dry_run import step_cost
-from experiments.cli.show import binary, sequence_lengths_and_tokens
+from experiments.cli.show import TokensRead, binary, tokens_read
 from experiments.console import CONSOLE
 from experiments.runs.stages import stages
 from experiments.study.experiment import PretrainingPhase
@@ -289,7 +289,7 @@ def test_a_model_of_sentences_needs_a_length(capsys):
 
 def test_each_phase_of_pre_training_counts_the_tokens_of_its_own_sequences():
     def tokens(**pretraining):
-        return sequence_lengths_and_tokens("row", build("t5/1-baseline/baseline", "nano", pretraining))[2]
+        return tokens_read("row", build("t5/1-baseline/baseline", "nano", pretraining)).in_pretraining
 
     prefix_lm, half = OBJECTIVES["prefix-lm"], 0.5
     before = PretrainingPhase(half, prefix_lm)
@@ -299,7 +299,7 @@ def test_each_phase_of_pre_training_counts_the_tokens_of_its_own_sequences():
     as_encoder = PretrainingPhase(half, OBJECTIVES["masked-lm"], "bidirectional")
     gpt = build("gpt/base", "nano", {"pretraining.phases": (as_encoder,)})
     steps, batch, length = gpt.pretraining.steps, gpt.pretraining.batch_size, gpt.data.inputs_length
-    assert sequence_lengths_and_tokens("gpt/base", gpt) == (0, length, steps * batch * length)
+    assert tokens_read("gpt/base", gpt) == TokensRead(0, length, steps * batch * length)
 
 
 def test_the_tokens_of_a_row_with_a_pre_training_per_task_are_those_of_one_model():
@@ -307,9 +307,9 @@ def test_the_tokens_of_a_row_with_a_pre_training_per_task_are_those_of_one_model
     experiment = build(row, "nano")
     last_phases = [stage for stage in stages(experiment) if stage.is_pretraining and stage.is_compared]
     assert len(last_phases) == len(experiment.tuning.mixtures) > 1
-    inputs, targets, tokens = sequence_lengths_and_tokens(row, experiment)
+    read = tokens_read(row, experiment)
     pretraining = experiment.pretraining
-    assert tokens == pretraining.steps * pretraining.batch_size * (inputs + targets)
+    assert read.in_pretraining == pretraining.steps * pretraining.batch_size * (read.inputs + read.targets)
 
 
 def test_a_rows_tokens_are_those_of_its_pre_training_and_the_ratio_is_count_over_6_n(monkeypatch, capsys):

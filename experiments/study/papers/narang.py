@@ -159,7 +159,8 @@ class Clusters:
         return replace(old, clusters=tokens, cluster_widths=widths)
 
     def __str__(self) -> str:
-        tokens, widths = (", ".join(f"{share:.3g}" for share in part) for part in (self.tokens, self.widths))
+        tokens = ", ".join(f"{share:.3g}" for share in self.tokens)
+        widths = ", ".join(f"{share:.3g}" for share in self.widths)
         return f"clusters of {tokens} x model.vocab_size and the rest, {widths} x model.d_model wide"
 
 

@@ -10,6 +10,7 @@ import unicodedata
 from inspect import signature
 from pathlib import Path
 
+import published
 import pytest
 from commands import accepted, unboxed
 from rich.console import Console
@@ -31,6 +32,7 @@ from experiments.cli.settings import (
 )
 from experiments.cli.sweep import sweep_argv
 from experiments.cli.synonyms import SYNONYMS, hints
+from experiments.runs.init_from import import_published
 from experiments.runs.paths import save_settings
 from experiments.runs.stages import stages
 from experiments.study.experiment import BASELINE, Experiment
@@ -209,6 +211,12 @@ def test_show_takes_settings_as_run_does(capsys):
     assert "data.corpus: documentation → text:[old].txt\n" in capsys.readouterr().out
 
 
+def test_an_option_that_a_published_model_does_not_take_is_named_as_it_was_typed(capsys):
+    assert cli.dispatch(["show", "llama-7b", "--to", "mini"]) == 2
+    error = capsys.readouterr().err
+    assert "llama-7b is a published model: --to is for rows of the study" in error
+
+
 def test_show_takes_a_run_and_refuses_to_change_it(tmp_path, capsys):
     settings = build(ROW, "nano", {"model.d_model": 48})
     save_settings(tmp_path / "run", settings, tmp_path / "cache")
@@ -219,6 +227,14 @@ def test_show_takes_a_run_and_refuses_to_change_it(tmp_path, capsys):
     for changed in (["--model.d-model", "32"], ["--diff"], ["--diff", ROW], ["--scale", "mini"]):
         assert cli.dispatch(["show", str(tmp_path / "run"), *changed]) == 2
         assert "is a run" in capsys.readouterr().err
+
+
+def test_the_stage_of_an_imported_model_is_not_shown_as_trained_here(tmp_path, capsys):
+    checkpoint = published.write("gpt2", tmp_path / "checkpoint")
+    import_published(checkpoint, tmp_path / "model", tmp_path / "cache")
+    assert cli.dispatch(["show", str(tmp_path / "model"), "--stages"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the imported model" in shown and "random parameters" not in shown and "524,288" not in shown
 
 
 def test_two_runs_are_compared_by_their_own_settings(tmp_path, capsys):
@@ -262,6 +278,38 @@ def test_a_file_of_settings_changes_what_it_names_and_options_win(tmp_path, caps
     (tmp_path / "a.json").write_text('{"model": {"mlp": {"dff": 1}}}')
     with pytest.raises(SettingError, match="'d_ff'"):
         read_config(tmp_path / "a.json", [row], {})
+
+
+def test_the_command_that_a_report_of_a_grid_records_has_the_settings_of_all_rows(tmp_path, monkeypatch):
+    recorded = []
+    monkeypatch.setattr("experiments.report.report.print_report", lambda *given: recorded.append(given[4]))
+    words = ["--model.dropout", "0.1", "--grid", "pretraining.steps=10,20", "--runs", str(tmp_path)]
+    parse("report", [ROW, *words])()
+    (command,) = recorded
+    assert "--model.dropout 0.1 --grid pretraining.steps=10,20 " in command
+
+
+@pytest.mark.parametrize(("command", "option"), [("generate", "--prompt"), ("draw neighbours", "--words")])
+def test_an_option_that_takes_texts_and_has_none_is_named_before_a_run_is_opened(command, option):
+    with pytest.raises(SettingError, match=f"{option}: .* one or more"):
+        parse(command, ["nowhere", option])()
+
+
+def test_a_file_of_settings_for_rows_that_cannot_be_built_is_refused(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("model.dropout = 0.1\n")
+    with pytest.raises(SettingError, match=r"--config .*a\.toml is read by no row"):
+        given_changes([], "nano", {}, path, "", tmp_path / "runs")
+
+
+def test_a_file_of_settings_and_options_are_checked_together(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text("pretraining.save_every = 7\n")  # the row evaluates every 50 steps
+    options = {"pretraining.evaluate_every": 7}
+    given = given_changes([ROW], "nano", options, path, "", tmp_path / "runs")
+    assert given == {"pretraining.save_every": 7, "pretraining.evaluate_every": 7}
+    with pytest.raises(SettingError, match=r"--config .*a\.toml: pretraining\.save_every=7"):
+        given_changes([ROW], "nano", {}, path, "", tmp_path / "runs")
 
 
 def test_the_saved_settings_of_a_run_make_the_same_experiment(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from experiments.__main__ import dispatch
 from experiments.cli.run_names import check_name, name_run, other_run_with_name, resolve_names, shortest_name
+from experiments.cli.settings import grid_points
 from lm.config.base import SettingError
 
 RUN = Path("runs/nano/gpt/base/seed-0")
@@ -65,6 +66,44 @@ def test_prompts_that_begin_with_an_at_sign_are_text(runs):
     ):
         assert resolve_names(texts) == texts
         assert resolve_names(["@mine", *texts, "--run", "@mine"]) == [str(RUN), *texts, "--run", str(RUN)]
+
+
+def test_a_name_behind_an_equals_sign_means_the_same_as_behind_a_blank(runs):
+    name_run(runs, "mine", RUN)
+    assert resolve_names(["row", "--start=@mine:pretraining", "--steps=3"]) == [
+        "row",
+        f"--start={RUN}:pretraining",
+        "--steps=3",
+    ]
+    assert resolve_names(["--prompt=@mine", "@mine"]) == ["--prompt=@mine", str(RUN)]
+    with pytest.raises(SettingError, match="'mein'.*'mine'"):
+        resolve_names(["--start=@mein"])
+
+
+def test_a_command_line_with_a_name_behind_an_equals_sign_is_resolved(runs, capsys):
+    assert dispatch(["show", "gpt/base", "--start=@nobody"]) == 2
+    assert "no run in runs is called 'nobody'" in capsys.readouterr().err
+
+
+def test_a_name_in_a_grid_means_what_it_means_as_an_option(runs):
+    folder = runs / "nano/gpt/base,model.dropout=0.1/seed-0"  # as a run with settings given by hand is called
+    folder.mkdir(parents=True)
+    name_run(runs, "mine", folder)
+    name_run(runs, "other", RUN)
+    *words, seeds = resolve_names(
+        ["--grid", "distillation.teacher=@mine,@other:pretraining,hf:a", "seed=1,2"]
+    )
+    assert seeds == "seed=1,2"
+    for given in (words, resolve_names(["--grid=distillation.teacher=@mine,@other:pretraining,hf:a"])):
+        points = grid_points([given[-1].removeprefix("--grid=")])
+        teachers = [point["distillation.teacher"] for point in points]
+        assert teachers == [str(folder), f"{RUN}:pretraining", "hf:a"]
+
+
+@pytest.mark.parametrize("words", [["--runs", "@mine"], ["--runs=@mine"]])
+def test_a_name_in_place_of_the_folder_of_runs_is_looked_up_in_the_usual_one(runs, words):
+    name_run(runs, "mine", RUN)
+    assert resolve_names(words) == " ".join(words).replace("@mine", str(RUN)).split()
 
 
 def test_a_name_of_no_run_is_an_error_with_the_names_there_are(runs):

@@ -128,6 +128,18 @@ def test_an_imported_model_is_no_stopped_run_and_is_counted_apart(tmp_path, caps
     assert re.search(r"(?m)^\W*model\W+imported\W+pretraining\W+–", capsys.readouterr().out)
 
 
+def test_a_run_that_trains_nothing_is_listed_beside_the_others(tmp_path, capsys):
+    begin(tmp_path, 0, 100, status="running")
+    nothing = {"pretraining.steps": 0, "finetuning.steps": 0}
+    folder = tmp_path / "nano" / "nothing" / "seed-0"
+    save_settings(folder, build(ROW, "nano", nothing), tmp_path / "cache")
+    by_name = {progress.run: progress for progress in find_progress(tmp_path).runs}
+    assert len(by_name) == 2 and by_name["nano/nothing/seed-0"].state == "stopped"
+    (folder / "scores.json").write_text("{}")
+    status(runs=tmp_path)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 of 2 runs have finished")
+
+
 def test_runs_that_cannot_be_read_are_counted_and_each_reason_is_named_once(tmp_path, capsys):
     (begin(tmp_path, 0, 300) / "scores.json").write_text("{}")
     damaged = begin(tmp_path, 1, 100) / "settings.json"

@@ -31,6 +31,7 @@ from experiments.figures.model_inspection import (
     draw_gates,
     draw_heads,
     draw_lens,
+    draw_ranked_tokens,
     sharpness,
     token_label,
 )
@@ -355,6 +356,14 @@ def test_a_published_tokenizers_special_tokens_have_its_own_names():
         assert all(vocabulary.vocab[piece] == token for token, piece in spelt.items())
 
 
+def test_the_share_of_all_other_tokens_is_never_negative():
+    """Rounding may make the sum of float32 probabilities a little more than 1."""
+    probabilities = np.array([[0.9, 0.1 + 1e-6]])
+    figure = draw_ranked_tokens(["a"], np.array([["b", "c"]]), probabilities, "next token, by rank")
+    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert texts == ["b", "c", "0 %"]
+
+
 def test_the_heads_that_are_drawn_are_those_that_look_sharpest_at_other_tokens():
     tokens = [f"t{k}" for k in range(5)]
     heads = np.stack([np.eye(5), np.roll(np.eye(5), 1, axis=1), np.full((5, 5), 0.2), np.eye(5)[[0] * 5]])
@@ -529,9 +538,14 @@ def test_a_picture_that_needs_no_run_can_have_one(what, lstm, tmp_path, monkeypa
         (["masks", "--out", "a.gif"], r"--out a\.gif.*\.png"),
         (["masks", "--length", "3"], "--length=3"),
         (["sinusoids", "--width", "5"], "--width 5"),
+        (["scores", "--seed", "-1"], "--seed=-1"),
+        (["scores", "--seed", "99999999999999999999"], "--seed=99999999999999999999"),
         (["lengths", "--lengths", "0"], r"--lengths \(0,\)"),
         (["decoding", "--lengths", "1"], r"--lengths \(1,\)"),
         (["gradients", "LSTM"], "--text"),
+        (["gradients", "--text", SENTENCE], "--text.*name a run"),
+        (["gradients", "LSTM", "--text", SENTENCE, "--width", "8"], "--width.*leave"),
+        (["gradients", "LSTM", "--text", SENTENCE, "--gain", "3", "--length", "9"], "--length and --gain"),
         (
             ["gradients", "ENCODER", "--text", SENTENCE],
             "model.mixer.kind='attention'",

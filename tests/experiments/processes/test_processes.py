@@ -125,7 +125,7 @@ def test_nothing_is_said_where_nobody_reads(command):
 def test_work_outlives_its_reader_and_says_so_once():
     read, write = os.pipe()
     os.close(read)
-    work = "import sys; from experiments.cli.terminal import outlive_the_reader; outlive_the_reader()"
+    work = "import sys; from experiments.cli.terminal import ignore_broken_pipes; ignore_broken_pipes()"
     work += "; [print(line, flush=True) for line in range(3)]; sys.exit(7)"
     ran = subprocess.run([sys.executable, "-c", work], stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
@@ -134,7 +134,7 @@ def test_work_outlives_its_reader_and_says_so_once():
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_unbuffered_work_shows_a_line_at_once(stream):
-    work = "import os, sys; from experiments.cli.terminal import outlive_the_reader; outlive_the_reader()"
+    work = "import os, sys; from experiments.cli.terminal import ignore_broken_pipes; ignore_broken_pipes()"
     work += f"; print('a line', file=sys.{stream}); os._exit(0)"  # without a flush at the end
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     ran = subprocess.run([sys.executable, "-c", work], env=environment, capture_output=True, text=True)

@@ -1,6 +1,7 @@
 """The phases of pre-training: objectives and masks one after the other, as if they were one training."""
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -274,6 +275,20 @@ def test_equal_first_phases_are_trained_once_and_others_are_not(cache):
     assert one[0].folder == other[0].folder and one[1].folder != other[1].folder
     longer = stages(encoder(replace(CAUSAL, share=0.5)))
     assert not {stage.folder for stage in longer[:2]} & {stage.folder for stage in one}
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason"),
+    [
+        ({"share": True}, "share=True should be of type float"),
+        ({"share": 0.5, "mask": "both"}, "mask='both' is not a choice"),
+        ({"share": 0.5, "objective": "causal"}, "there is no objective 'causal'; did you mean 'causal-lm'"),
+    ],
+)
+def test_what_is_wrong_in_a_phase_is_said_of_the_setting_and_the_phase(phase, reason):
+    text = json.dumps(phase)
+    with pytest.raises(SettingError, match=re.escape(f"pretraining.phases={text}: {reason}")):
+        PretrainingPhase.parse(text)
 
 
 def test_settings_with_phases_are_written_read_and_given_as_words():

@@ -12,7 +12,7 @@ from experiments.study import registry
 from experiments.study.changes import apply
 from experiments.study.experiment import Experiment, PretrainingPhase
 from experiments.study.overrides import check_overrides_are_read, effective_overrides
-from experiments.study.registry import REGISTRY, build, check_row
+from experiments.study.registry import REGISTRY, build, check_row, find
 from experiments.study.scales import SCALES
 from experiments.study.table import make_table
 from lm.config.base import (
@@ -315,6 +315,22 @@ def test_what_depends_on_each_other_is_judged_together():
     together = {"start.steps": 100, "start.objective.rate": 0.3}
     experiment = build("t5/1-baseline/baseline", "base", together)
     check_overrides_are_read([experiment], together)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("report", ["--model.dropout", "0.1"]),
+        ("report", ["--grid", "model.dropout=0,0.1"]),
+        ("power", ["--model.dropout", "0.1"]),
+    ],
+)
+def test_a_setting_is_refused_where_no_row_can_be_built_to_read_it(command, words, tmp_path):
+    assert all(row.needs for row in find("sahoo/3-zero-shot"))
+    with pytest.raises(
+        SettingError, match=r"model\.dropout is read by no row, since none of these can be built"
+    ):
+        parse(command, ["sahoo/3-zero-shot", *words, "--runs", str(tmp_path)])()
 
 
 def test_a_sweep_refuses_what_none_of_its_rows_reads_and_trains_others_as_they_are():

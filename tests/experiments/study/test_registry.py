@@ -471,7 +471,8 @@ def test_a_list_names_the_other_scales_at_which_rows_have_finished(capsys, tmp_p
     list_rows("t5/6-*", runs=tmp_path)
     assert "1 row of these finished at scale mini: lm list 't5/6-*' --scale mini" in capsys.readouterr().out
     list_rows(runs=tmp_path)
-    assert "finished at scale mini: lm list --scale mini shows which" in capsys.readouterr().out
+    command = f"lm list --scale mini --runs {tmp_path}"
+    assert f"finished at scale mini: {command} shows which" in capsys.readouterr().out
     list_rows("t5/4-*", runs=tmp_path)
     assert "--scale" not in capsys.readouterr().out
 
