@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from lm.config.base import changes
 from lm.config.layers import BIAS_TABLES
-from lm.config.model import ModelConfig
+from lm.config.model import EncoderConfig, ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.block import Block, BlockOutput
@@ -175,10 +175,16 @@ class EvolvedBlock(Block):
             shape, std = (config.d_model, 2 * config.d_model), config.d_model**-0.5
             gate = Linear(rngs, shape, ("embed", "mlp"), std=std, use_bias=config.bias)
         else:
-            heads = {"attention.num_heads": 2 * config.attention.num_heads}
+            # Sizes that the encoder and cross-attention have of their own might not fit twice as many heads.
+            sizes: dict[str, Any] = {
+                "attention.num_heads": 2 * config.attention.num_heads,
+                "encoder": EncoderConfig(),
+                "cross_attention.num_heads": None,
+                "cross_attention.d_kv": None,
+            }
             if config.attention.num_key_value_heads is not None:
-                heads["attention.num_key_value_heads"] = 2 * config.attention.num_key_value_heads
-            wide_config = changes(config, heads)
+                sizes["attention.num_key_value_heads"] = 2 * config.attention.num_key_value_heads
+            wide_config = changes(config, sizes)
             wide = Attention(wide_config, rngs)
             if config.positions.kind in BIAS_TABLES:
                 wide_relative = RelativePositionBias(wide_config, rngs, bidirectional)
