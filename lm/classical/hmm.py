@@ -67,9 +67,13 @@ class HMMTagger:
     def entity_tags(self) -> dict[int, int]:
         """Return the id of I-X -> that of B-X; empty if tags are no BIO labels, or training broke BIO."""
         ids = {tag: index for index, tag in enumerate(self.tags)}
-        inside = {ids[tag]: ids.get(f"B-{tag[2:]}", -1) for tag in self.tags if tag.startswith("I-")}
-        if -1 in inside.values():
-            return {}
+        inside = {}
+        for tag in self.tags:
+            if tag.startswith("I-"):
+                begin = f"B-{tag[2:]}"
+                if begin not in ids:
+                    return {}
+                inside[ids[tag]] = ids[begin]
         allowed = self._allowed_pairs(inside)
         is_broken = self.transition_counts[~allowed].any() or self.initial_counts[[*inside]].any()
         return {} if is_broken else inside
@@ -176,12 +180,13 @@ def estimate_tagger(sentences: Iterable[TaggedSentence], config: HMMConfig) -> H
     texts = [list(sentence) for sentence in sentences if sentence]
     if not texts:
         raise SettingError("a tagger needs one tagged sentence with a word at least")
-    tags = {tag: index for index, tag in enumerate(sorted({tag for text in texts for _, tag in text}))}
-    words = {word: index for index, word in enumerate(sorted({word for text in texts for word, _ in text}))}
+    pair_counts = Counter(chain.from_iterable(texts))  # of words with their tags
+    tags = {tag: index for index, tag in enumerate(sorted({tag for _, tag in pair_counts}))}
+    words = {word: index for index, word in enumerate(sorted({word for word, _ in pair_counts}))}
     initial_counts = np.zeros(len(tags), np.int64)
     transition_counts = np.zeros((len(tags), len(tags)), np.int64)
     emission_counts = np.zeros((len(words), len(tags)), np.int64)
-    for (word, tag), count in Counter(chain.from_iterable(texts)).items():
+    for (word, tag), count in pair_counts.items():
         emission_counts[words[word], tags[tag]] = count
     for text in texts:
         tag_ids = np.array([tags[tag] for _, tag in text])

@@ -265,9 +265,12 @@ def next_token_probs(model: KneserNey, tokens: Sequence[int]) -> np.ndarray:
 def save_kneser_ney(model: KneserNey, path: Path) -> None:
     """Write the model as one file, complete or absent."""
     by_order = {"keys": model.index.keys, "probs": model.probs, "backoffs": model.backoffs}
-    tables = {f"{name}/{i}": array for name, arrays in by_order.items() for i, array in enumerate(arrays)}
-    sizes = {"vocab_size": np.array(model.index.vocab_size), "discounts": np.array(model.discounts)}
-    save_tables(path, KNESER_NEY, tables | sizes)
+    tables: dict[str, np.ndarray] = {}
+    for name, arrays in by_order.items():
+        tables |= {f"{name}/{i}": array for i, array in enumerate(arrays)}
+    tables["vocab_size"] = np.array(model.index.vocab_size)
+    tables["discounts"] = np.array(model.discounts)
+    save_tables(path, KNESER_NEY, tables)
 
 
 def load_kneser_ney(path: Path) -> KneserNey:

@@ -484,10 +484,11 @@ def conditions(cls: type, prefix: str = "") -> dict[str, str]:
 
 def _condition_phrase(cls: type, prefix: str, condition: Condition) -> str:
     """Return a condition of a field of ``cls`` as a phrase with full paths."""
-    return " and ".join(
-        _values(expected).requirement_phrase(prefix + path if _is_setting(cls, path) else path)
-        for path, expected in condition.items()
-    )
+    phrases = []
+    for path, expected in condition.items():
+        full_path = prefix + path if _is_setting(cls, path) else path
+        phrases.append(_values(expected).requirement_phrase(full_path))
+    return " and ".join(phrases)
 
 
 def _is_setting(cls: Any, path: str) -> bool:

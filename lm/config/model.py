@@ -3,7 +3,7 @@
 The groups of settings for its parts, and the sources, are in lm.config.layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal
@@ -259,6 +259,8 @@ class ModelConfig:
         self._check_evolved()
         self._check_mup()
         self._check_compile()
+        # Last: what the other checks refuse they refuse in a stack of other sizes too.
+        _ = self.encoder_config, self.cross_config
 
     def _check_heads(self) -> None:
         """Check that pre-training heads, and the output matrix, have what they need."""
@@ -613,7 +615,6 @@ class ModelConfig:
             if self.architecture != "encoder-decoder":
                 message = f"model.encoder={self.encoder} needs model.architecture='encoder-decoder'"
                 raise SettingError(f"{message}, not {self.architecture!r}")
-            _ = self.encoder_config  # has to be valid by itself
         encoder, decoder = self.num_encoder_layers, self.num_decoder_layers
         if self.architecture == "shared-encoder-decoder" and encoder != decoder:
             layers = f"model.num_encoder_layers={encoder} should equal model.num_decoder_layers={decoder}"
@@ -861,21 +862,40 @@ class ModelConfig:
     @property
     def cross_config(self) -> "ModelConfig":
         """Return the settings of cross-attention: these with its own sizes where it has any."""
-        own = self.cross_attention
-        sizes = {"attention.num_heads": own.num_heads, "attention.d_kv": own.d_kv}
-        sizes = {path: value for path, value in sizes.items() if value is not None}
-        return changes(self, sizes) if sizes else self
+        paths = {"num_heads": "attention.num_heads", "d_kv": "attention.d_kv"}
+        return self._with_sizes_of("cross_attention", paths)
 
     @property
     def encoder_config(self) -> "ModelConfig":
         """Return the settings of the encoder: these with the sizes of ``encoder`` where it has its own."""
-        own = self.encoder
-        sizes: dict[str, Any] = {"mlp.d_ff": own.d_ff, "mlp.activation": own.activation}
-        sizes |= {"attention.d_kv": own.d_kv, "attention.num_heads": own.num_heads}
-        sizes = {path: value for path, value in sizes.items() if value is not None}
-        if not sizes:
+        paths = {
+            "d_ff": "mlp.d_ff",
+            "activation": "mlp.activation",
+            "d_kv": "attention.d_kv",
+            "num_heads": "attention.num_heads",
+        }
+        return self._with_sizes_of("encoder", paths)
+
+    def _with_sizes_of(self, part: str, paths: Mapping[str, str]) -> "ModelConfig":
+        """Return these settings with the sizes that ``part``, "encoder" or "cross_attention", has of its own.
+
+        ``paths`` maps settings of the part, which are None in the result, to those that they replace. Raises
+        SettingError, which names the part's settings, if they do not fit the others.
+        """
+        new: dict[str, Any] = {}
+        assignments = []
+        for name, path in paths.items():
+            value = getattr(getattr(self, part), name)
+            if value is not None:
+                new |= {path: value, f"{part}.{name}": None}
+                assignments.append(f"model.{part}.{name}={value!r}")
+        if not new:
             return self
-        return changes(replace(self, encoder=EncoderConfig(layer_windows=own.layer_windows)), sizes)
+        try:
+            return changes(self, new)
+        except SettingError as error:
+            given = " and ".join(assignments)
+            raise SettingError(f"{given} should fit the other settings: {error}") from error
 
     def windows(self, side: str) -> tuple[int | None, ...]:
         """Return the window of each layer of the "encoder" or the "decoder" [blocks]; None: it has none."""

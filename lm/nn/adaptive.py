@@ -102,13 +102,16 @@ def adaptive_log_softmax(
 ) -> Float32[Array, "... V"]:
     """Return log-probabilities [...,V] of tokens in clusters of ``sizes``.
 
+    ``logits`` are those of all tokens, ``names`` those of all clusters but the first.
+
     log p(v) = log softmax([first, names])_v for v in the first cluster, and log softmax([first, names])_c +
     log softmax(cluster c)_v for v in another one, c.
     """
     first, *others = jnp.split(logits, np.cumsum(sizes)[:-1], axis=-1)
     shared = jax.nn.log_softmax(jnp.concatenate([first, names], axis=-1), axis=-1)
     of_first, of_names = jnp.split(shared, [sizes[0]], axis=-1)
-    parts = [
-        of_names[..., place, None] + jax.nn.log_softmax(other, axis=-1) for place, other in enumerate(others)
-    ]
-    return jnp.concatenate([of_first, *parts], axis=-1)
+    parts = [of_first]
+    for index, cluster_logits in enumerate(others):
+        of_cluster = of_names[..., index, None]
+        parts.append(of_cluster + jax.nn.log_softmax(cluster_logits, axis=-1))
+    return jnp.concatenate(parts, axis=-1)

@@ -291,10 +291,13 @@ class Attention(Projections, TokenMixer):
     def flops(self, length: int, visible: int, /) -> int:
         """Return the FLOPs of the forward pass over one row of ``length`` tokens.
 
-        Each token attends to ``visible`` tokens. Counted are products with all matrices, also those that a
-        subclass adds, with bilinear weights and with vectors of relative positions. Not counted are separate
-        projections of global tokens, projections of relative positions, which all rows of a batch share, and
-        other arrays of rank 3 or more, for which a subclass overrides this method.
+        Each token attends to ``visible`` tokens. The products with all matrices are counted, also those that
+        a subclass adds, and those with bilinear weights and with vectors of relative positions. These are not
+        counted:
+
+        - separate projections of global tokens;
+        - projections of relative positions, which are computed once for all rows of a batch;
+        - other arrays of rank 3 or more. A subclass that adds one overrides this method.
         """
         products = matmul_flops(self, length) - matmul_flops(self.globals, length)
         products += self._bilinear_flops(length) + self._relative_key_flops(length)

@@ -339,7 +339,7 @@ def merge_masks(
     def merged(mask: AnyMask) -> Array:
         own = materialize_mask(mask, length, key_length)
         cross = materialize_mask(inputs.cross_mask, length, encoded_length)
-        rows = max(1 if each is None else len(each) for each in (own, cross))
+        rows = max((len(each) for each in (own, cross) if each is not None), default=1)
         both = expanded(own, rows, key_length), expanded(cross, rows, encoded_length)
         return jnp.concatenate(both, axis=-1)
 

@@ -26,8 +26,8 @@ from lm.ops.positions import PositionBias, RotaryPositions
 class Blocks(NamedTuple):
     """Where the blocks of a row end: a block is C neighbouring tokens of one text."""
 
-    end: Int32[Array, "#B M"]  # index of the last token of each block; any where there is none
-    is_there: Bool[Array, "#B M"]  # whether the row has so many blocks
+    end: Int32[Array, "#B M"]  # index of the last token of each block; of no meaning where there is none
+    is_there: Bool[Array, "#B M"]  # False for blocks beyond the last one of the row
 
 
 class CompressedCache(NamedTuple):

@@ -40,6 +40,14 @@ class RestoredOutputs(NamedTuple):
     copy_logits: Float32[Array, "B S"] | None  # of the probability to predict the input token; None: no gate
 
 
+class DiscriminatorFeatures(NamedTuple):
+    """What the discriminator computes from the generator's samples, and what these were drawn from."""
+
+    generator_logits: Float32[Array, "B S V"]
+    tokens: Int32[Array, "B S"]  # the discriminator's input, with the generator's samples
+    x: Float[Array, "B S D"]  # the discriminator's last states
+
+
 class GeneratorAndDiscriminator(Module):
     """A generator, which is a small masked LM, and a discriminator; they share embeddings."""
 
@@ -48,12 +56,10 @@ class GeneratorAndDiscriminator(Module):
         self.generator = Transformer(generator, rngs)
         del self.generator.embed  # the discriminator's is used
 
-    def features(
-        self, batch: Batch, sample_key: Array, key: Array | None
-    ) -> tuple[Float32[Array, "B S V"], Int32[Array, "B S"], Float[Array, "B S D"]]:
-        """Return the generator's logits, the tokens with its samples, and the discriminator's last states.
+    def features(self, batch: Batch, sample_key: Array, key: Array | None) -> DiscriminatorFeatures:
+        """Return the discriminator's last states for a batch in which the generator replaced tokens.
 
-        The generator replaces tokens whose loss weights are above 0.
+        The generator replaces tokens whose loss weights are above 0. ``key`` switches dropout on.
         """
         generator_key, discriminator_key = split_key(key, 2)
         generator = jax.tree.map(lambda leaf: leaf, self.generator)  # a copy, to which the embedding is added
@@ -64,7 +70,8 @@ class GeneratorAndDiscriminator(Module):
         tokens = jnp.where(side.loss_weights > 0, samples, side.targets)
         tokens = constrain(tokens, "batch", "length")
         corrupted = replace(batch, encoder=replace(side, tokens=tokens))
-        return logits, tokens, self.discriminator.features(corrupted, discriminator_key)
+        x = self.discriminator.features(corrupted, discriminator_key)
+        return DiscriminatorFeatures(logits, tokens, x)
 
 
 class Electra(GeneratorAndDiscriminator):
@@ -72,8 +79,9 @@ class Electra(GeneratorAndDiscriminator):
 
     def __call__(self, batch: Batch, sample_key: Array, key: Array | None = None) -> ElectraOutputs:
         """Return the outputs of both; the generator replaces tokens whose loss weights are above 0."""
-        logits, tokens, x = self.features(batch, sample_key, key)
-        return ElectraOutputs(logits, tokens, self.discriminator.replaced(x))
+        features = self.features(batch, sample_key, key)
+        replaced_logits = self.discriminator.replaced(features.x)
+        return ElectraOutputs(features.generator_logits, features.tokens, replaced_logits)
 
 
 class RestoringElectra(GeneratorAndDiscriminator):
@@ -85,10 +93,12 @@ class RestoringElectra(GeneratorAndDiscriminator):
 
     def __call__(self, batch: Batch, sample_key: Array, key: Array | None = None) -> RestoredOutputs:
         """Return the outputs of both; the generator replaces tokens whose loss weights are above 0."""
-        logits, tokens, x = self.features(batch, sample_key, key)
-        gate = self.discriminator.copy_gate
-        copy_logits = None if gate is None else gate(x)[..., 0].astype(jnp.float32)
-        return RestoredOutputs(logits, tokens, self.discriminator.logits(x), copy_logits)
+        features = self.features(batch, sample_key, key)
+        copy_logits = None
+        if self.discriminator.copy_gate is not None:
+            copy_logits = self.discriminator.copy_gate(features.x)[..., 0].astype(jnp.float32)
+        logits = self.discriminator.logits(features.x)
+        return RestoredOutputs(features.generator_logits, features.tokens, logits, copy_logits)
 
 
 def generator_of(model: ModelConfig, share: float) -> ModelConfig | None:
@@ -99,7 +109,11 @@ def generator_of(model: ModelConfig, share: float) -> ModelConfig | None:
 
 
 def generator_config(model: ModelConfig, share: float) -> ModelConfig:
-    """Return the settings of a generator as deep as ``model`` and ``share`` as wide, with its embedding."""
+    """Return the settings of a generator as deep as ``model``, with ``share`` of its heads and its embedding.
+
+    It has one head at least, each as wide as the model's, and d_model is the width of all of them together:
+    ``share`` of the model's own d_model if that is the width of the model's heads together.
+    """
     num_heads = max(int(model.attention.num_heads * share), 1)
     return changes(
         model,

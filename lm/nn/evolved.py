@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from lm.config.base import changes
 from lm.config.layers import BIAS_TABLES
-from lm.config.model import ModelConfig
+from lm.config.model import EncoderConfig, ModelConfig
 from lm.nn.attention import Attention
 from lm.nn.attention_inputs import AttentionInputs
 from lm.nn.block import Block, BlockOutput
@@ -149,6 +149,14 @@ class BothCrossAttentions(NamedTuple):
         return KeyValue(*(jnp.concatenate(pair, axis=2) for pair in zip(*pairs, strict=True)))
 
 
+class FirstSublayersOutput(NamedTuple):
+    """The results of the two sub-layers with which a block begins."""
+
+    x: Float[Array, "B T D"]
+    carry: Carry | None  # of the wide self-attention and of the convolutions
+    encoder_kv: LayerCache | None  # of the block's second cross-attention
+
+
 class EvolvedBlock(Block):
     """A block of a Transformer after two further sub-layers, each with a residual connection.
 
@@ -167,10 +175,16 @@ class EvolvedBlock(Block):
             shape, std = (config.d_model, 2 * config.d_model), config.d_model**-0.5
             gate = Linear(rngs, shape, ("embed", "mlp"), std=std, use_bias=config.bias)
         else:
-            heads = {"attention.num_heads": 2 * config.attention.num_heads}
+            # Sizes that the encoder and cross-attention have of their own might not fit twice as many heads.
+            sizes: dict[str, Any] = {
+                "attention.num_heads": 2 * config.attention.num_heads,
+                "encoder": EncoderConfig(),
+                "cross_attention.num_heads": None,
+                "cross_attention.d_kv": None,
+            }
             if config.attention.num_key_value_heads is not None:
-                heads["attention.num_key_value_heads"] = 2 * config.attention.num_key_value_heads
-            wide_config = changes(config, heads)
+                sizes["attention.num_key_value_heads"] = 2 * config.attention.num_key_value_heads
+            wide_config = changes(config, sizes)
             wide = Attention(wide_config, rngs)
             if config.positions.kind in BIAS_TABLES:
                 wide_relative = RelativePositionBias(wide_config, rngs, bidirectional)
@@ -187,20 +201,25 @@ class EvolvedBlock(Block):
         encoder_kv: LayerCache | None,
     ) -> BlockOutput:
         """Return the block's output, as ``Block`` does; the carry has those of all sub-layers."""
-        front_carry, own_carry = (None, None) if carry is None else carry
-        x, front_carry, kv = self._front(x, inputs, dropout_masks, front_carry, encoder_kv)
-        x, own_carry, router = super().__call__(x, inputs, dropout_masks, own_carry, kv)
-        return BlockOutput(x, None if carry is None else (front_carry, own_carry), router)
+        first_carry, own_carry = (None, None) if carry is None else carry
+        first = self._first_sublayers(x, inputs, dropout_masks, first_carry, encoder_kv)
+        output = super().__call__(first.x, inputs, dropout_masks, own_carry, first.encoder_kv)
+        if carry is None:
+            return output
+        return output._replace(carry=(first.carry, output.carry))
 
-    def _front(
+    def _first_sublayers(
         self,
         x: Float[Array, "B T D"],
         inputs: AttentionInputs,
         dropout_masks: DropoutMasks,
         carry: Carry | None,
         encoder_kv: LayerCache | None,
-    ) -> tuple[Float[Array, "B T D"], Carry | None, LayerCache | None]:
-        """Return the further sub-layers' output and carry, and the cache of the second cross-attention."""
+    ) -> FirstSublayersOutput:
+        """Return what the two further sub-layers compute from x [B,T,D]; arguments are as in ``__call__``.
+
+        ``encoder_kv`` holds the keys and values of both cross-attentions; returned are those of the second.
+        """
         wide_carry, convolution_carry = (None, None) if carry is None else carry
         h, kv = self._sublayer_input(x, x, self.first_norm), None
         if self.wide is None:
@@ -222,13 +241,15 @@ class EvolvedBlock(Block):
         mask = dropout_masks.get("convolution")
         h, convolution_carry = self.convolutions(h, inputs.segments, convolution_carry, mask)
         x = self._add(x, h, self.convolution_norm, dropout_masks.get("convolution_out"))
-        return x, None if carry is None else (wide_carry, convolution_carry), kv
+        if carry is not None:
+            carry = wide_carry, convolution_carry
+        return FirstSublayersOutput(x, carry, kv)
 
     def init_carry(self, rows: int, length: int) -> Carry:
         """Return the carry of a decoder's block before the first token."""
         assert self.wide is not None, "encoders carry nothing"
-        front = self.wide.init_carry(rows, length), self.convolutions.init_carry(rows)
-        return front, super().init_carry(rows, length)
+        first = self.wide.init_carry(rows, length), self.convolutions.init_carry(rows)
+        return first, super().init_carry(rows, length)
 
     def dropout_shapes(self, length: int, encoded_length: int | None) -> Shapes:
         """Return the shapes of one row's dropout masks, those of ``Block`` first."""
@@ -244,12 +265,13 @@ class EvolvedBlock(Block):
         self, x: Float[Array, "B T D"], inputs: AttentionInputs, encoder_kv: LayerCache | None = None
     ) -> tuple[Array | None, Array | None]:
         """Return the weights of the attentions that a Transformer's block has too, as ``Block`` does."""
-        x, _, kv = self._front(x, inputs, {}, None, encoder_kv)
-        return super().attention_weights(x, inputs, kv)
+        first = self._first_sublayers(x, inputs, {}, None, encoder_kv)
+        return super().attention_weights(first.x, inputs, first.encoder_kv)
 
     def mixer_input(self, x: Float[Array, "B T D"], inputs: AttentionInputs) -> Float[Array, "B T D"]:
         """Return the mixer's input from the block's input x [B,T,D], after the further sub-layers."""
-        return super().mixer_input(self._front(x, inputs, {}, None, None)[0], inputs)
+        first = self._first_sublayers(x, inputs, {}, None, None)
+        return super().mixer_input(first.x, inputs)
 
     @property
     def attention_to_encoder(self) -> Any:

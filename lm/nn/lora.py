@@ -13,11 +13,15 @@ def add_lora(config: ModelConfig, rngs: nnx.Rngs, block: Any) -> None:
     if not config.lora.rank:
         return
     lora = config.lora
-    modules = block.attention, getattr(block.attention, "globals", None), block.cross
-    layers = [getattr(module, name, None) for module in modules for name in lora.matrices if name != "mlp"]
+    attention_matrices = [name for name in lora.matrices if name != "mlp"]
+    attentions = block.attention, getattr(block.attention, "globals", None), block.cross
+    layers: list[Any] = []
+    for attention in attentions:
+        layers += [getattr(attention, name, None) for name in attention_matrices]
     if "mlp" in lora.matrices:
         layers += [getattr(block.mlp, name, None) for name in ("hidden", "linear", "out")]
     for layer in layers:
+        # What the block, or one of its attentions, lacks is None or Identity.
         if isinstance(layer, Linear):
             width, out = layer.kernel.shape
             axes = layer.kernel.axes

@@ -23,9 +23,9 @@ def nearest_pairs(
     """
     halves, keys = jax.lax.top_k(scores, count)
     sums = halves[..., 0, :, None] + halves[..., 1, None, :]
-    best, place = jax.lax.top_k(sums.reshape(*sums.shape[:-2], -1), count)
-    first = jnp.take_along_axis(keys[..., 0, :], place // count, axis=-1)
-    second = jnp.take_along_axis(keys[..., 1, :], place % count, axis=-1)
+    best, index = jax.lax.top_k(sums.reshape(*sums.shape[:-2], -1), count)
+    first = jnp.take_along_axis(keys[..., 0, :], index // count, axis=-1)
+    second = jnp.take_along_axis(keys[..., 1, :], index % count, axis=-1)
     return best, first * scores.shape[-1] + second
 
 

@@ -280,18 +280,19 @@ class Stack(Module):
         # All layers have the same mask and frequencies, or they would not be scanned.
         shared_inputs = inputs.inputs_per_layer(1)[0]
         parameters, treedef = jax.tree.flatten(self.blocks)
-        # A parameter that all layers share is [1,...], and cannot be scanned over. None, an empty pytree,
-        # takes its place among the scanned arrays; ``scanned_layer`` reads the shared array itself.
-        is_shared = [len(array) < self.num_layers for array in parameters]
-        scanned = [None if shared else array for array, shared in zip(parameters, is_shared, strict=True)]
+        # By their number: those that layers have apart, [layers,...], and those that they share, [1,...],
+        # which cannot be scanned over.
+        scanned: dict[int, Array] = {}
+        shared: dict[int, Array] = {}
+        for number, array in enumerate(parameters):
+            group = scanned if len(array) == self.num_layers else shared
+            group[number] = array
 
         def scanned_layer(x, slices_and_args):
             slices, args = slices_and_args
-            leaves = [
-                array[0] if shared else layer_slice
-                for array, shared, layer_slice in zip(parameters, is_shared, slices, strict=True)
-            ]
-            return one_layer(jax.tree.unflatten(treedef, leaves), x, args, shared_inputs)
+            leaves = slices | {number: array[0] for number, array in shared.items()}
+            block = jax.tree.unflatten(treedef, [leaves[number] for number in range(len(parameters))])
+            return one_layer(block, x, args, shared_inputs)
 
         return jax.lax.scan(scanned_layer, x, (scanned, layer_args), length=self.num_layers)
 
@@ -460,11 +461,15 @@ def split_layers(stacked: Any, count: int) -> list:
         return jnp.split(leaf, count)
 
     leaf_slices = [slices(leaf) for leaf in leaves]
-    return [jax.tree.unflatten(treedef, [each[layer][0] for each in leaf_slices]) for layer in range(count)]
+    layers = []
+    for layer in range(count):
+        leaves_of_layer = [each[layer][0] for each in leaf_slices]
+        layers.append(jax.tree.unflatten(treedef, leaves_of_layer))
+    return layers
 
 
 def input_projection(config: ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
-    """Return the linear layer from the width of embeddings to d_model; Identity if they are equal.
+    """Return the linear layer from d_embed to d_model; Identity if ``model.embedding.d_embed`` is None.
 
     It has a bias only if it projects the sum of all embeddings (ALBERT), not of tokens (OPT).
     """

@@ -357,8 +357,7 @@ class Transformer(Module):
                 if self.layer_weights is not None:
                     memory = self.layer_weights(output.block_inputs, encoded)
                 encoder_kv = self.decoder.encoder_key_value(memory, inputs.encoder_positions)
-                one_segment = jnp.ones((rows, 1), jnp.int32)
-                cross_mask = make_cross_mask(config, 1, one_segment, encoder_segments)
+                cross_mask = make_cross_mask(config, 1, None, encoder_segments)
                 inputs = inputs._replace(cross_mask=cross_mask)
                 if config.has_merged_attention:
                     inputs = merge_masks(inputs, prompt.shape[1], max_length, encoded.shape[1])

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Float32, Int, Int32
 class Routes(NamedTuple):
     """Holds the slot of an expert that each choice of a token has, and the other way round."""
 
-    slot: Int32[Array, "G T k"]  # expert * C + place in its slots, of each choice; E * C: it has none
+    slot: Int32[Array, "G T k"]  # expert * C + index among its slots, of each choice; E * C: it has none
     choice: Int32[Array, "G E C"]  # token * k + number of the choice, in each slot; T * k: it is empty
 
 
@@ -78,10 +78,10 @@ def assign_slots(
     is_choice = jnp.repeat(is_token, per_token, axis=1)  # padding chooses no expert
     is_chosen = (chosen[:, :, None] == jnp.arange(num_experts)[None, None, :]) & is_choice[:, :, None]
     one_hot = is_chosen.astype(jnp.int32)
-    earlier = jnp.cumsum(one_hot, axis=1) - one_hot  # of each expert's choices
-    place = (earlier * one_hot).sum(-1)
+    earlier = jnp.cumsum(one_hot, axis=1) - one_hot  # how often each expert was chosen before
+    index = (earlier * one_hot).sum(-1)  # among the choices of the same expert
     no_slot = num_experts * capacity
-    slot = jnp.where(is_choice & (place < capacity), chosen * capacity + place, no_slot)
+    slot = jnp.where(is_choice & (index < capacity), chosen * capacity + index, no_slot)
     return Routes(
         slot.reshape(groups, tokens, per_token), _invert(slot, no_slot).reshape(groups, num_experts, capacity)
     )

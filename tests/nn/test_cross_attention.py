@@ -514,6 +514,28 @@ def test_what_a_kind_cannot_do_is_refused_by_the_names_of_both_settings(new, mes
 
 
 @pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        (
+            {"cross_attention.num_heads": 5, "attention.num_key_value_heads": 3},
+            "model.cross_attention.num_heads=5 should fit .*model.attention.num_key_value_heads=3",
+        ),
+        (
+            {"cross_attention.d_kv": 7} | small_models.CONTINUED,
+            "model.cross_attention.d_kv=7 should fit .*model.positions.rotary.fraction",
+        ),
+        (
+            {"encoder.num_heads": 5, "encoder.d_ff": 8, "attention.num_key_value_heads": 3},
+            "model.encoder.d_ff=8 and model.encoder.num_heads=5 should fit .*num_key_value_heads=3",
+        ),
+    ],
+)
+def test_sizes_of_the_encoder_or_of_cross_attention_that_do_not_fit_are_refused_by_their_names(new, message):
+    with pytest.raises(SettingError, match=message):
+        changes(ModelConfig(), new)
+
+
+@pytest.mark.parametrize(
     ("size", "new", "message"),
     [
         ("t5-small", {"cross_attention.kind": "dot"}, "model.cross_attention.kind='dot'"),

@@ -108,6 +108,20 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole_row(name):
         np.testing.assert_allclose(found, whole[:, place], atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", ["heads", "merged"])
+def test_a_decoder_over_its_cache_reads_an_encoder_whatever_number_its_segment_has(kind):
+    new = {"architecture": "encoder-decoder", "positions.kind": "rotary", "cross_attention.kind": kind}
+    model = moved(changes(BASE, new))
+
+    def first_logits(segment):
+        segments = np.array([[1, 1, 1, 0], [1, 1, 1, 1]], np.int32) * segment
+        encoder = Side(tokens=TOKENS[:2, :4], segment_ids=segments)
+        batch = Batch(encoder=encoder, decoder=Side(tokens=TOKENS[:2, :1]))
+        return jax.jit(lambda model, batch: model.prefill(batch, 3)[0])(model, batch)
+
+    np.testing.assert_array_equal(first_logits(1), first_logits(2))
+
+
 def parameters(**settings):
     """``{name: shape}``"""
     config = changes(BASE, settings)

@@ -100,6 +100,14 @@ def test_an_encoder_may_have_another_activation():
     assert shapes(config).encoder.config.mlp.activation == "silu"
 
 
+@pytest.mark.parametrize("group", ["encoder", "cross_attention"])
+def test_twice_as_many_heads_of_keys_need_not_divide_the_heads_of_the_encoder_or_of_cross_attention(group):
+    model = shapes(changes(TINY, EVOLVED | {"attention.num_key_value_heads": 2, f"{group}.num_heads": 2}))
+    wide, sizes = model.decoder.blocks.wide, TINY.attention
+    assert wide.query.kernel.shape[-1] == 2 * sizes.num_heads * sizes.d_kv
+    assert wide.key.kernel.shape[-1] == 2 * 2 * sizes.d_kv
+
+
 def test_its_sub_layers_are_counted():
     config, plain = changes(TINY, EVOLVED), TINY
     glu, encoder = 16 * 32, 16 * 64 + 3 * 16 * 8 + 9 * 64 + 64 * 8

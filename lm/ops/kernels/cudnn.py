@@ -19,7 +19,7 @@ def cudnn_attention(
     bias: None = None,
     options: AttentionOptions = NO_OPTIONS,
 ) -> Float[Array, "B T N Hv"]:
-    """Return ``scaled_dot_product_attention`` without a bias, [B,T,N,H].
+    """Return ``scaled_dot_product_attention`` without a bias, [B,T,N,Hv].
 
     Any mask but the causal one is written out.
     """

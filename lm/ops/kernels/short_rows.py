@@ -114,13 +114,13 @@ class Pass(NamedTuple):
     products: int  # matrix products over all logits of a head, for the estimate of costs
 
 
-def _call(plan, one, inputs, outputs):
-    """Run a pass over all rows and heads: return arrays like ``outputs``, from ``inputs`` by name."""
+def _call(plan, direction, inputs, outputs):
+    """Run FORWARD or BACKWARD over all rows and heads: return arrays like ``outputs``, from ``inputs``."""
     rows, _, features = inputs["query"].shape
 
     def kernel(*refs):
         named = list(zip([*inputs, *outputs], refs, strict=True))
-        one.kernel(plan, dict(named[: len(inputs)]), dict(named[len(inputs) :]))
+        direction.kernel(plan, dict(named[: len(inputs)]), dict(named[len(inputs) :]))
 
     return pl.pallas_call(
         kernel,
@@ -130,7 +130,7 @@ def _call(plan, one, inputs, outputs):
         out_specs=[_block(plan, name, x.shape) for name, x in outputs.items()],
         # the gradient of a bias is summed over the rows, which therefore come one after the other
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
-        cost_estimate=_cost(plan, one.products, inputs, outputs),
+        cost_estimate=_cost(plan, direction.products, inputs, outputs),
         interpret=plan.interpret,
     )(*inputs.values())
 

@@ -29,7 +29,7 @@ def xla_attention(
     bias: AnyBias = None,
     options: AttentionOptions = NO_OPTIONS,
 ) -> Float[Array, "B T N Hv"]:
-    """Return ``scaled_dot_product_attention`` of the same arguments, [B,T,N,H].
+    """Return ``scaled_dot_product_attention`` of the same arguments, [B,T,N,Hv].
 
     A mask or bias that is not an array yet is turned into one here.
     """
