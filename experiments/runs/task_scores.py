@@ -79,7 +79,7 @@ def chance_score(task: str, best: Mapping[str, Any]) -> float | None:
     if best.get("chance") is not None:
         return best["chance"]
     for known in (LABELLED.get(task), TASKS.get(task)):
-        if known is not None and known.measure == best["measure"]:
+        if known is not None and known.measure == best.get("measure", "score"):
             return known.chance
     return None
 
