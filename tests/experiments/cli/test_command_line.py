@@ -859,7 +859,7 @@ def test_a_run_given_mixtures_alone_names_the_heads_that_it_also_tunes(tmp_path,
     monkeypatch.chdir(tmp_path)
     heads = build("gpt/base", "nano").tuning.heads
     assert heads
-    words = ["run", "gpt/base", "--dry-run", "--tuning.mixtures", "documentation-reading"]
+    words = ["run", "gpt/base", "--dry-run", "--tuning.mixtures", "restore"]
     said = []
     for more in ([], ["--tuning.heads"], ["--tuning.heads", heads[0]]):
         assert dispatch([*words, *more]) == 0
@@ -870,7 +870,7 @@ def test_a_run_given_mixtures_alone_names_the_heads_that_it_also_tunes(tmp_path,
 
 def test_a_sweep_given_mixtures_alone_names_the_rows_whose_heads_it_also_tunes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["sweep", "gpt/*", "--seeds", "2", "--dry-run", "--tuning.mixtures", "documentation-reading"]
+    words = ["sweep", "gpt/*", "--seeds", "2", "--dry-run", "--tuning.mixtures", "restore"]
     assert dispatch(words) == 0
     before, _ = capsys.readouterr().out.split("also fine-tunes the heads of the row")
     assert before.count("gpt/base") == 1
