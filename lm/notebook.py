@@ -26,7 +26,7 @@ from lm.nn.transformer import Transformer
 from lm.objectives.denoising import Lengths
 from lm.predictions import TEXTS, TextHead
 from lm.special_tokens import boundary_tokens, check_special, prompt_special_ids, special_ids
-from lm.tokenizers.huggingface import load_pretrained_tokenizer
+from lm.tokenizers.huggingface import exported_boundary_ids, load_pretrained_tokenizer
 from lm.tokenizers.tokenizer import BoundaryTokens, Tokenizer
 from lm.train.checks import check_mesh
 from lm.train.flops import longest_row
@@ -100,7 +100,13 @@ def load_model(folder: str | Path) -> TrainableModel:
     A folder of sentence-transformers says how ``embed`` pools the states of a text.
     """
     config, model = convert.load(folder)
-    texts = text_model(model, load_pretrained_tokenizer(Path(folder), config.vocab_size))
+    boundary_ids = None
+    if not config.has_encoder:
+        boundary_ids = exported_boundary_ids(Path(folder))
+    if boundary_ids is not None:  # of the settings of a decoder, config.json lacks its start token
+        model.config = replace(config, special=replace(config.special, start=boundary_ids[0]))
+    tokenizer = load_pretrained_tokenizer(Path(folder), config.vocab_size)
+    texts = text_model(model, tokenizer, framed=boundary_ids)
     return replace(texts, pool=convert.pooling_of(Path(folder)))
 
 

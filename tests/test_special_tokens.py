@@ -172,7 +172,7 @@ def test_published_data_have_no_special_tokens_and_prompts_have_those_that_they_
             assert not {*ids} & {*special.values()} - ordinary, spelling
             named = spelling.startswith("<extra_id_") or number == published.mask
             framed = published.encode_with_special_tokens(text, None, None)
-            before, behind = published._prefix_and_suffix
+            before, behind = published.prefix_and_suffix
             inner = framed[len(before) : len(framed) - len(behind)]
             assert number in ordinary or (number in inner) == named, text
     assert published.encode_with_special_tokens("a b", None, None) == published.add_special_tokens(

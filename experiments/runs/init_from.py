@@ -36,8 +36,14 @@ from experiments.study.settings_diff import result_settings
 from lm.config.base import SettingError, changes, did_you_mean, read_object
 from lm.config.model import ModelConfig
 from lm.files import atomic_folder, locked_if_possible, write
+from lm.objectives.denoising import OBJECTIVES
 from lm.special_tokens import special_ids
-from lm.tokenizers.huggingface import TOKENIZER_FILES, HFTokenizer, load_pretrained_tokenizer
+from lm.tokenizers.huggingface import (
+    TOKENIZER_FILES,
+    HFTokenizer,
+    exported_boundary_ids,
+    load_pretrained_tokenizer,
+)
 from lm.tokenizers.sentencepiece import TOKENIZER_CONFIG, TrainedTokenizer
 from lm.tokenizers.tokenizer import Tokenizer
 from lm.train.runtime.records import packages
@@ -368,6 +374,12 @@ def import_published(folder: Path, run: Path, cache: Path | None = None) -> Expe
     experiment = experiment_for_model(config)
     if isinstance(vocabulary, TrainedTokenizer):  # exported by us
         experiment = changes(experiment, {"data.sentinels": vocabulary.num_sentinels})
+    boundary_ids = exported_boundary_ids(folder)
+    if boundary_ids is not None and not config.has_encoder:
+        start, end = boundary_ids
+        experiment = changes(experiment, {"model.special.start": start})
+        if end is None:  # a language model, whose prompts end without a special token
+            experiment = replace(experiment, objective=OBJECTIVES["causal-lm"])
     save_run(
         run, experiment, vocabulary, _prefixed(experiment, sharding.named(model)), digests(folder), cache
     )

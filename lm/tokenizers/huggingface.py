@@ -243,11 +243,11 @@ class HFTokenizer(PretrainedTokenizer):
 
     def add_special_tokens(self, ids: Sequence[int], _begin: int | None, _end: int | None) -> list[int]:
         """Return ``ids`` with the special tokens of the file's template around them."""
-        prefix, suffix = self._prefix_and_suffix
+        prefix, suffix = self.prefix_and_suffix
         return [*prefix, *ids, *suffix]
 
     @functools.cached_property
-    def _prefix_and_suffix(self) -> tuple[list[int], list[int]]:
+    def prefix_and_suffix(self) -> tuple[list[int], list[int]]:
         """Return the special ids that the file's template puts before and after a single text."""
         text, whole = self.encode(PROBE), self.encode_with_template(PROBE)[0]
         ends = range(len(text), len(whole) + 1)
@@ -493,6 +493,19 @@ def load_pretrained_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
         ids, rows = f"ids up to {tokenizer.vocab_size - 1}", f"the model's embedding {vocab_size} rows"
         raise SettingError(f"{path} has {ids}, {rows}: they do not belong together")
     return tokenizer
+
+
+def exported_boundary_ids(folder: Path) -> tuple[int | None, int | None] | None:
+    """Return the ids that begin and end a text as the exported model in ``folder`` reads it.
+
+    Each is None if there is no such token. The result is None for a folder without a tokenizer that was
+    trained here and exported: beside that lies a tokenizer.json, whose template has these ids.
+    """
+    path = folder / "tokenizer.json"
+    if _load_trained(folder, 0) is None or not path.exists():
+        return None
+    prefix, suffix = HFTokenizer(path, "{}").prefix_and_suffix
+    return prefix[0] if prefix else None, suffix[-1] if suffix else None
 
 
 def _check_numbering(path: Path) -> None:

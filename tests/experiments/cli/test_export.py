@@ -15,7 +15,8 @@ from paths import ROOT
 from safetensors.numpy import load_file
 from tiny import TINY
 
-from experiments.cli.convert import export_checkpoint
+from experiments.cli.convert import export_checkpoint, import_checkpoint
+from experiments.notebook import load_run
 from experiments.runs import provenance
 from experiments.runs.init_from import overrides_of_start
 from experiments.runs.kinds.head import HeadFinetuning
@@ -35,6 +36,7 @@ from lm.files import json_with_checksum, lines_with_checksum, write
 from lm.notebook import load_model
 from lm.sharding import make_mesh
 from lm.tokenizers.huggingface import load_pretrained_tokenizer
+from lm.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
 from lm.train.runtime.checkpoints import Checkpoints
 
 PAIR = ("the cat sat", "a dog ran")
@@ -63,14 +65,18 @@ def tuned_run(runs, family, **tuning):
     name = "-".join(map(str, tuning.values())).replace("/", "_")
     folder = runs / "tiny" / f"{family}-{name}" / "seed-0"
     save_settings(folder, experiment, runs / "cache")
+    write_stage(folder, load_pretrained_tokenizer(runs / family, experiment.model.vocab_size))
+    return folder
+
+
+def write_stage(folder, vocabulary):
+    """Write a checkpoint with drawn parameters, and the vocabulary, of the one stage of a run."""
     (stage,) = stages_of(folder)
     with Checkpoints(stage.folder / "checkpoints", CheckpointConfig()) as checkpoints:
-        checkpoints.save(drawn_state(stage.steps(make_mesh(experiment.mesh))))
-    vocabulary = load_pretrained_tokenizer(runs / family, experiment.model.vocab_size)
+        checkpoints.save(drawn_state(stage.steps(make_mesh(stage.settings.mesh))))
     store_vocabulary(stage.folder, vocabulary)
     of_vocabulary = {"vocabulary": {"fingerprint": vocabulary.fingerprint}}
     provenance.record(stage.folder, dict.fromkeys(provenance.PARTS, {}) | of_vocabulary)
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -122,9 +128,29 @@ def test_a_model_below_its_head_pools_as_the_head_did(runs, tmp_path):
     assert 'SentenceTransformer("FOLDER")' in card and "a logit for each" not in card
     assert 'pipeline_tag: "sentence-similarity"' in card
     vectors = load_model(tmp_path / "out").embed(PAIR)
-    from experiments.notebook import load_run
-
     np.testing.assert_allclose(vectors, load_run(folder).embed(PAIR), atol=1e-5)
+
+
+@pytest.mark.parametrize("answers_inputs", (False, True))
+def test_an_exported_decoder_that_is_loaded_or_imported_gives_texts_the_same_likelihood(
+    answers_inputs, runs, tmp_path
+):
+    """A language model reads no EOS after a prompt, and a decoder that answers inputs does."""
+    new = {"finetuning.steps": 0, "tuning.heads": (), "data.sentinels": 4, "model.positions.max_length": 256}
+    if answers_inputs:
+        new |= {"mixing.pretraining": "tasks", "tuning.mixtures": ("documentation-reading",)}
+    texts = [*PAIR, "returns a list"]
+    words = (ROOT / "README.md").read_text("utf-8")
+    vocabulary = SentencePieceTokenizer(train_sentencepiece([words], 300, tmp_path / "a.model"), 4)
+    folder = runs / "tiny" / f"decoder-{answers_inputs}" / "seed-0"
+    save_settings(folder, build("gpt/llama", "tiny", new), runs / "cache")
+    write_stage(folder, vocabulary)
+    expected = load_run(folder).rolling_log_likelihoods(texts)
+    export_checkpoint(folder, tmp_path / "out")
+    import_checkpoint(tmp_path / "out", tmp_path / "again")
+    for again in (load_model(tmp_path / "out"), load_run(tmp_path / "again")):
+        np.testing.assert_allclose(again.rolling_log_likelihoods(texts), expected, rtol=1e-5)
+        assert again.encode_prompt("the cat") == load_run(folder).encode_prompt("the cat")
 
 
 @pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.slow), "roberta"])
