@@ -25,8 +25,8 @@ def eval_likelihood(
     An encoder-decoder reads the context and scores the continuation. The likelihood of a text without a
     context is no measure of it, since it was trained to fill gaps or to answer.
 
-        lm eval likelihood runs/nano/t5/1-baseline/baseline/seed-0 book.txt
-        lm eval likelihood runs/nano/t5/1-baseline/baseline/seed-0 \\
+        lm eval likelihood runs/nano/gpt/base/seed-0 book.txt
+        lm eval likelihood runs/nano/gpt/base/seed-0 \\
           documentation --texts 10
 
     Args:

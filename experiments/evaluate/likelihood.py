@@ -33,6 +33,10 @@ ENCODER_DECODER_NOTE = (
     "text, and its decoder was trained to fill gaps or to answer. So these bits do not say how well it "
     "models running text, and do not compare with a decoder's."
 )
+ENCODER_NOTE = (
+    "An encoder: these are pseudo-log-likelihoods, in which each token is predicted from all others. Their "
+    "perplexity and bits do not compare with a decoder's."
+)
 SHOWN_TEXT = 60  # of a text [characters]
 IMPORTED_ROW_LENGTH = 512  # longest row for imported models, whose rows in training are not known [tokens]
 CORPUS_KINDS = ("documentation", *WINDOW_READERS, "tfds")  # with which the name of a corpus begins
@@ -161,6 +165,9 @@ def score_by_network(
     if trained.config.has_encoder and trained.config.has_decoder and not all(context for context, _ in texts):
         print_line(ENCODER_DECODER_NOTE)
     masking = None if trained.config.has_decoder else Masking.of(trained.vocabulary)
+    is_bound = masking is not None and trained.stage.settings.objective.corruption.bounds_likelihood
+    if masking is not None and not is_bound:
+        print_line(ENCODER_NOTE)
     requests: list[Request] = []
     text_indices: list[int] = []
     for index, (context, continuation) in enumerate(texts):
@@ -169,7 +176,7 @@ def score_by_network(
         requests += text_requests
         text_indices += [index] * len(text_requests)
     results: list[dict[str, Any]] = [{"log_prob": 0.0, "tokens": 0, "unknown": 0} for _ in texts]
-    if masking is not None and trained.stage.settings.objective.corruption.bounds_likelihood:
+    if masking is not None and is_bound:
         bounds = continuation_bounds(trained.model, requests, trained.shard_batch, masking, scoring.draws)
         log_probs = -bounds.nats
         for result in results:  # also of a text without tokens, which has no windows

@@ -81,6 +81,17 @@ TAGGER = replace(
     ),
 )
 
+# A vocabulary that was trained here spells its mask otherwise than [MASK].
+FILL_MASK = Use(
+    "fill-mask",
+    (
+        "from transformers import pipeline",
+        "",
+        'model = pipeline("fill-mask", model="FOLDER")',
+        'print(model(f"The {model.tokenizer.mask_token} is returned."))',
+    ),
+)
+
 # By how the name of the class ends; the first that fits. transformers has no pipeline for the others.
 USES = {
     SENTENCE_TRANSFORMER: Use(
@@ -98,9 +109,9 @@ USES = {
     "ForMultipleChoice": _auto("multiple-choice", "AutoModelForMultipleChoice"),
     "ForConditionalGeneration": _auto("text2text-generation", "AutoModelForSeq2SeqLM"),
     "MTModel": _auto("translation", "AutoModelForSeq2SeqLM"),
-    "ForMaskedLM": _auto("fill-mask", "AutoModelForMaskedLM"),
+    "ForMaskedLM": FILL_MASK,
     "ElectraForPreTraining": _auto("feature-extraction", "AutoModelForPreTraining"),  # a discriminator
-    "ForPreTraining": _auto("fill-mask", "AutoModelForPreTraining"),
+    "ForPreTraining": FILL_MASK,
     "ForCausalLM": _pipeline("text-generation", "The"),
     "LMHeadModel": _pipeline("text-generation", "The"),
     "": _auto("feature-extraction", "AutoModel"),

@@ -102,12 +102,16 @@ class BaseTask:
 
     @property
     def num_answers(self) -> int | None:
-        """Return among how many answers the model chooses; None if it writes or marks its answer."""
+        """Return among how many answers the model chooses; None if it writes, marks or tags them."""
         return len(self.labels) or None
 
     @property
     def chance(self) -> float | None:
-        """Return the score of uniform guesses; None where it depends on the rows, as with free text."""
+        """Return the score of uniform guesses.
+
+        None where it depends on the rows, as with free text, and for tags of words, of which one is often by
+        far the commonest, so that uniform guesses say nothing.
+        """
         if self.measure == "bits_above_chance":
             return 0.0
         scored = {name for name in self.metrics if name not in self.unscored_metrics}
@@ -216,6 +220,8 @@ class LabelledTask(BaseTask):
 
     @property
     def num_answers(self) -> int | None:
+        if self.kind == "tokens":
+            return None
         return self.num_candidates if self.kind == "choice" else super().num_answers
 
     def to_text(self, row: Row) -> tuple[Any, Any]:

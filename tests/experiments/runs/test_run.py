@@ -486,6 +486,7 @@ def test_the_report_that_is_told_of_compares_the_run_with_what_has_been_run(othe
         ("stsb", "score", 0.0),
         ("next", "score", 25.0),
         ("mrpc", "score", None),
+        ("roles", "score", None),
         ("squad", "score", None),
         ("gone", "score", None),
     ],
