@@ -614,7 +614,7 @@ def test_the_page_on_choices_has_how_far_each_method_of_fine_tuning_comes_at_eac
             cells = []
             for rate in FINETUNING_RATES:
                 found = rows[f"recipe-finetuning/{method}-{rate:g}"]["combined"][half].values()
-                assert len(found) == 3
+                assert len(found) == 5
                 cells.append(f"{mean(found):z.1f} ± {stdev(found):.1f}")
             assert f"| {name} | {half} | {' | '.join(cells)} |" in page
 
