@@ -41,7 +41,7 @@ DOCS = ROOT / "docs"
 RESULTS = DOCS / "results/mini.json"
 
 
-NANO = ("clark", "glu", "jo", "liu", "sahoo", "wang")  # papers with tables at nano
+NANO = ("clark", "glu", "jo", "lewis", "liu", "sahoo", "wang")  # papers with tables at nano
 # what is published -> the rows of its report
 PUBLISHED = {
     "mini": "t5/[1246]-*",
