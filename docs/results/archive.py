@@ -3,13 +3,14 @@
     python docs/results/archive.py runs docs/results/mini.tar.xz mini/pretraining mini/t5/4-objective
 
 The first argument is the folder of runs, the second the archive, the others are folders of runs whose seeds
-are packed. Equal runs give equal archives. Unpacked in a folder of runs, they are reported again, and a sweep
-of more rows or seeds goes on beside them.
+are packed. A row that shares another row's runs is a link to them, so that their folder is named too. Equal
+runs give equal archives. Unpacked in a folder of runs, they are reported again, and a sweep of more rows or
+seeds goes on beside them.
 """
 
 import argparse
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from experiments.runs.paths import PATHS, RECORDS
@@ -20,6 +21,17 @@ def files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
         if path.name in (*RECORDS, PATHS) or (path.suffix == ".npy" and path.parent.name == "report"):
             yield path
+
+
+def check_shared_rows(runs: Path, folders: Iterable[str]) -> None:
+    """Raise SystemExit if a row in ``folders`` is a link to another row's runs that are not among them."""
+    packed = [(runs / name).resolve() for name in folders]
+    for folder in packed:
+        for path in sorted(folder.rglob("*")):
+            target = path.resolve()
+            if path.is_symlink() and not any(target.is_relative_to(other) for other in packed):
+                name = target.relative_to(runs.resolve())
+                raise SystemExit(f"{path} shares the runs of {name}, which would be left out; name it too")
 
 
 def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -36,6 +48,7 @@ def main() -> None:
     parser.add_argument("archive", type=Path)
     parser.add_argument("folders", nargs="+")
     given = parser.parse_args()
+    check_shared_rows(given.runs, given.folders)
     found: list[Path] = []
     for name in given.folders:  # before the archive is opened, which empties it
         of_folder = [*files(given.runs / name)]

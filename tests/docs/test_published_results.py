@@ -681,6 +681,25 @@ def test_an_archive_stays_if_a_folder_has_no_runs_and_does_not_depend_on_rights(
     assert pack("mini", "mini/t5") == before
 
 
+def test_a_row_that_shares_the_runs_of_another_is_packed_with_them_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "results")
+    import archive
+
+    runs = ["mini/bart/base/seed-0/scores.json", "mini/lewis/rotation/seed-0/scores.json"]
+    for run in runs:
+        (tmp_path / "runs" / run).parent.mkdir(parents=True)
+        (tmp_path / "runs" / run).write_text("{}")
+    (tmp_path / "runs/mini/lewis/infilling").symlink_to("../bart/base")
+    words = ["archive.py", str(tmp_path / "runs"), str(tmp_path / "a.tar.xz"), "mini/lewis"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit, match="infilling shares the runs of mini/bart/base"):
+        archive.main()
+    monkeypatch.setattr("sys.argv", [*words, "mini/bart"])
+    archive.main()
+    with tarfile.open(tmp_path / "a.tar.xz") as file:
+        assert sorted(file.getnames()) == runs
+
+
 @pytest.mark.parametrize(
     ("scores", "reference"),
     [
