@@ -399,16 +399,18 @@ def matmul_speed() -> float:
     return 2 * MATMUL_SIZE**3 / min(times)
 
 
-def missing_data(wanted: Sequence[RowRun], planned: Sequence[Sequence[Stage]], folder: Path) -> list[str]:
+def missing_data(
+    wanted: Sequence[RowRun], stages_of_runs: Sequence[Sequence[Stage]], folder: Path
+) -> list[str]:
     """Return a line for each corpus and each data set of a task that is not in the cache ``folder``.
 
     The built-in documentation is left out, which a run makes itself.
 
     Args:
-        planned: the stages of each run of ``wanted``.
+        stages_of_runs: the stages of each run of ``wanted``.
     """
     lines: dict[str, None] = {}
-    for run, of_run in zip(wanted, planned, strict=True):
+    for run, of_run in zip(wanted, stages_of_runs, strict=True):
         for name in corpora_of(run.experiment):
             if is_documentation(name):
                 continue
@@ -423,15 +425,15 @@ def missing_data(wanted: Sequence[RowRun], planned: Sequence[Sequence[Stage]], f
 
 
 def documentation_to_make(
-    wanted: Sequence[RowRun], planned: Sequence[Sequence[Stage]], folder: Path
+    wanted: Sequence[RowRun], stages_of_runs: Sequence[Sequence[Stage]], folder: Path
 ) -> list[str]:
     """Return the data sets of the documentation that runs will make, since the cache ``folder`` lacks them.
 
     Args:
-        planned: the stages of each run of ``wanted``.
+        stages_of_runs: the stages of each run of ``wanted``.
     """
     sets: set[str] = set()
-    for run, of_run in zip(wanted, planned, strict=True):
+    for run, of_run in zip(wanted, stages_of_runs, strict=True):
         for part in filter(is_documentation, corpora_of(run.experiment)):
             is_corpus = not part.startswith("tfds:") and not part.endswith(f"/{UNFILTERED}")
             sets.add("documentation/corpus" if is_corpus else part.removeprefix("tfds:"))

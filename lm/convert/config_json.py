@@ -158,7 +158,7 @@ def _replace_settings(template: ModelConfig, settings: Settings) -> ModelConfig:
 
 
 class _Misfit(NamedTuple):
-    """How a model of a family would differ from the one that is to be written."""
+    """Holds how a model of a family would differ from the one that is to be written."""
 
     num_differing: int  # settings that differ, those that follow from others included
     has_failed: bool  # whether no such config.json could be written, or read back

@@ -540,9 +540,8 @@ def _sort_by_row(parts: Sequence[SegmentBatch]) -> SegmentBatch:
         content=np.concatenate([part.text.content for part in parts])[order],
     )
     length_uniforms = None
-    drawn = [
-        part.length_uniforms for part in parts if part.length_uniforms is not None
-    ]  # of all parts or none
+    # All parts have them, or none.
+    drawn = [part.length_uniforms for part in parts if part.length_uniforms is not None]
     if drawn:
         length_uniforms = np.concatenate(drawn)[order]
     return SegmentBatch(

@@ -50,14 +50,14 @@ SENTENCEPIECE_FILES = (
 RENUMBERING_MODEL_TYPES = ("xlm-roberta", "camembert", "mbart", "pegasus")
 RENUMBERED_FILE = "sentencepiece.bpe.model"  # how all of them but Pegasus name their SentencePiece file
 MAIN_FILES = ("tokenizer.json", "vocab.txt", *SENTENCEPIECE_FILES)  # the first that exists is used
+TRAINED_FILES = (MODEL_FILE, VOCAB_FILE)  # of tokenizers trained here, the first that exists is used
 TOKENIZER_FILES = (
     *MAIN_FILES,
     "target.spm",
     "vocab.json",
     "merges.txt",
     TOKENIZER_CONFIG,
-    MODEL_FILE,  # of tokenizers trained here, as is VOCAB_FILE
-    VOCAB_FILE,
+    *TRAINED_FILES,
 )
 UNPROMPTABLE = ("bos", "eos", "unk", "sep", "pad", "cls")  # special tokens that a prompt cannot name
 
@@ -442,7 +442,7 @@ def _load_trained(folder: Path, sentinels: int) -> Tokenizer | None:
 
     If it was exported, its tokenizer_config.json lists its sentinels; else it has ``sentinels`` of them.
     """
-    path = next((folder / name for name in (MODEL_FILE, VOCAB_FILE) if (folder / name).exists()), None)
+    path = next((folder / name for name in TRAINED_FILES if (folder / name).exists()), None)
     if path is None:
         return None
     settings = folder / TOKENIZER_CONFIG
@@ -502,7 +502,8 @@ def exported_boundary_ids(folder: Path) -> tuple[int | None, int | None] | None:
     trained here and exported: beside that lies a tokenizer.json, whose template has these ids.
     """
     path = folder / "tokenizer.json"
-    if _load_trained(folder, 0) is None or not path.exists():
+    was_trained_here = any((folder / name).exists() for name in TRAINED_FILES)
+    if not was_trained_here or not path.exists():
         return None
     prefix, suffix = HFTokenizer(path, "{}").prefix_and_suffix
     return prefix[0] if prefix else None, suffix[-1] if suffix else None
