@@ -78,6 +78,16 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_|<\[&])", r"\\\1", text)
 
 
+def binary_size(count: int) -> str:
+    """Return a number of bytes with its unit.
+
+    >>> binary_size(524_288)
+    '512 KiB'
+    """
+    power = min(max(count.bit_length() - 1, 0) // 10, 4)
+    return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
 def print_line(text: str) -> None:
     """Print a line without markup, cuts or wraps."""
     CONSOLE.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from experiments.cli.settings import Runs
 from experiments.cli.status import run_folders
-from experiments.console import RUNS, UNBROKEN
+from experiments.console import RUNS, UNBROKEN, binary_size
 from experiments.processes.exit_codes import EXIT_CODES
 from experiments.processes.memory import has_glibc
 from experiments.runs.paths import COUNTS_FILE, find_cache, scale_folder
@@ -83,7 +83,7 @@ def examine(runs: Path) -> None:
         ("disk", f"{free:.1f} GiB free for {escape(str(root))}"),
         (
             "",
-            f"{token_cache_bytes(cache / TOKENS_FOLDER) / 2**30:.1f} GiB of encoded text in "
+            f"{binary_size(token_cache_bytes(cache / TOKENS_FOLDER))} of encoded text in "
             f"{escape(str(cache / TOKENS_FOLDER))}",
         ),
     ]

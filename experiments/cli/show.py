@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from experiments.cli.run_names import shortest_name
 from experiments.cli.settings import ConfigFile, Runs, Scale, Settings, Start, given_changes
-from experiments.console import CONSOLE, MISSING, NARROW, RUNS, listing, print_line, show_listing
+from experiments.console import CONSOLE, MISSING, NARROW, RUNS, binary_size, listing, print_line, show_listing
 from experiments.runs.paths import SETTINGS, find_cache, load_settings
 from experiments.study.changes import Overrides
 from experiments.study.experiment import Experiment
@@ -47,7 +47,7 @@ def show(
     costs: bool = False,
     length: int | None = None,
     batch: int = 1,
-    dtype: Dtype = "bfloat16",
+    dtype: Dtype | None = None,
     tokens: float = 0,
 ) -> None:
     """Show every setting of a row, run or published model; or what it changes, its examples, stages or costs.
@@ -73,7 +73,8 @@ def show(
         length: Row length for --costs, on each side of an encoder-decoder; by default the row's own lengths,
             or those that the published model was pre-trained on [tokens].
         batch: Rows that are decoded at once, for --costs [rows].
-        dtype: Type of the cache, for --costs.
+        dtype: Type of the cache, for --costs; by default that in which the row computes, or bfloat16 for a
+            published model.
         tokens: Training tokens D, for --costs, such as 3e11; by default those of the row's pre-training; of a
             published model unknown [tokens].
     """
@@ -83,7 +84,7 @@ def show(
     chosen = [name for name, is_chosen in views.items() if is_chosen]
     if len(chosen) > 1:
         raise SettingError(f"{' and '.join(chosen)} show different things of {row}: choose one")
-    if not costs and (length is not None or batch != 1 or dtype != "bfloat16" or tokens):
+    if not costs and (length is not None or batch != 1 or dtype is not None or tokens):
         raise SettingError("--length, --batch, --dtype and --tokens are options of --costs: add it too")
     if examples < 0:
         raise SettingError(f"--examples {examples} should be at least 1")
@@ -150,7 +151,7 @@ def show_published(
     chosen: Sequence[str],
     length: int | None,
     batch: int,
-    dtype: Dtype,
+    dtype: Dtype | None,
     tokens: float,
 ) -> None:
     """Show the settings or costs of a published model, of which only those of ``model`` can be changed."""
@@ -174,6 +175,7 @@ def show_published(
             f"--length should be given: {name} was trained on sentences, whose lengths vary; for example "
             "--length 64"
         )
+    model = changes(PRESETS[name], {"dtype": "bfloat16"} | given)
     show_costs(model, title, inputs, targets, batch, dtype, tokens)
 
 
@@ -278,13 +280,14 @@ def show_costs(
     inputs: int,
     targets: int,
     batch: int,
-    dtype: Dtype,
+    dtype: Dtype | None,
     tokens: float,
     generator: ModelConfig | None = None,
 ) -> None:
     """Print the costs of training and decoding, which follow from the settings: nothing is compiled.
 
     inputs, targets: lengths of rows; a decoder has no inputs, an encoder no targets [tokens].
+    dtype: type of the cache; None: that in which the model computes.
     generator: ELECTRA's, which is trained in the same steps; its parameters are not the model's.
     """
     from lm.train.flops import cache_bytes, check_length, costs  # needs jax, which settings do not
@@ -295,12 +298,13 @@ def show_costs(
         if not least <= value < inf:
             finite = " and finite" * isinstance(value, float)
             raise SettingError(f"--{name}={value} should be at least {least}{finite}")
-    if not model.has_decoder and (batch != 1 or dtype != "bfloat16"):
+    if not model.has_decoder and (batch != 1 or dtype is not None):
         raise SettingError(
             "--batch and --dtype are of the cache by which a decoder generates, and an encoder has none: "
             "leave them out"
         )
     check_length(model, longest, "--length")
+    dtype = dtype or model.dtype
     model = changes(model, {"dtype": dtype, "attention.implementation": "auto"})
     found = costs(model, length, targets)
     rows = f"{length:,} tokens"
@@ -337,20 +341,14 @@ def show_costs(
     if model.has_decoder:
         token = found.cache - cache_bytes(model, targets - 1, length)
         grid.add_row("generating, per token", f"{found.generating:.4g} FLOP")
-        grid.add_row("cache, per token", f"{binary(token)} in {dtype}")
-        grid.add_row(f"cache of {batch:,} such row{'s' * (batch != 1)}", binary(batch * found.cache))
+        grid.add_row("cache, per token", f"{binary_size(token)} in {dtype}")
+        grid.add_row(f"cache of {batch:,} such row{'s' * (batch != 1)}", binary_size(batch * found.cache))
     CONSOLE.print(grid)
     if model.architecture == "encoder-decoder":
         CONSOLE.print(
             "D counts inputs and targets; each token passes one of the two stacks, where 6 N D counts both.",
             highlight=False,
         )
-
-
-def binary(count: int) -> str:
-    """Return ``524288`` as ``"512 KiB"``."""
-    power = min(max(count.bit_length() - 1, 0) // 10, 4)
-    return f"{count / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 def show_stages(experiment: Experiment, folder: Path, cache: Path, title: str) -> None:

@@ -76,7 +76,9 @@ def status(*, runs: Path = RUNS, all: bool = False) -> None:
     check_runs(runs)
     found, unreadable = find_progress(runs)
     if not found and not unreadable:
-        raise SettingError(f"{runs} holds no run; `lm run ROW` starts one")
+        raise SettingError(
+            f"{runs} holds no run yet; `lm run ROW` starts one, which is listed once its data is prepared"
+        )
     shown = [each for each in found if all or each.state not in ("finished", IMPORTED)]
     if shown:
         shown.sort(key=lambda each: each.last_written, reverse=True)

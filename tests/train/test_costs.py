@@ -14,8 +14,8 @@ from small_models import TINY
 
 from experiments.__main__ import dispatch
 from experiments.cli.dry_run import step_cost
-from experiments.cli.show import TokensRead, binary, tokens_read
-from experiments.console import CONSOLE
+from experiments.cli.show import TokensRead, tokens_read
+from experiments.console import CONSOLE, binary_size
 from experiments.runs.stages import stages
 from experiments.study.experiment import PretrainingPhase
 from experiments.study.registry import build
@@ -336,7 +336,7 @@ def test_an_encoder_generates_nothing():
 
 
 def test_bytes_are_told_in_binary_units():
-    assert [binary(n) for n in (0, 1_000, 512 * KIB, 3 * 2**30)] == ["0 B", "1000 B", "512 KiB", "3 GiB"]
+    assert [binary_size(n) for n in (0, 1_000, 512 * KIB, 3 * 2**30)] == ["0 B", "1000 B", "512 KiB", "3 GiB"]
 
 
 @pytest.mark.parametrize(
@@ -366,6 +366,19 @@ def test_a_published_model_is_shown_by_its_name(capsys):
     assert dispatch(["show", "mistral-7b"]) == 0
     said = capsys.readouterr().out
     assert "sparsity.window" in said and "4095" in said
+
+
+def test_the_cache_is_counted_in_the_dtype_in_which_a_row_computes(capsys):
+    of_bfloat16, of_float32 = ["--model.dtype", "bfloat16"], ["--dtype", "float32"]
+    assert dispatch(["show", "gpt/base", "--scale", "nano", "--costs"]) == 0
+    assert "1 KiB in float32" in (in_float32 := capsys.readouterr().out)
+    assert dispatch(["show", "gpt/base", "--scale", "nano", "--costs", *of_bfloat16]) == 0
+    assert "512 B in bfloat16" in capsys.readouterr().out
+    assert dispatch(["show", "gpt/base", "--scale", "nano", "--costs", *of_bfloat16, *of_float32]) == 0
+    assert "1 KiB in float32" in (said := capsys.readouterr().out)
+    assert said.splitlines()[1:] == in_float32.splitlines()[1:]  # the title says what was given
+    assert dispatch(["show", "llama-7b", "--costs", "--model.dtype", "float32"]) == 0
+    assert "1 MiB in float32" in capsys.readouterr().out
 
 
 def test_a_published_model_has_no_stages_and_no_settings_but_its_own(capsys):
