@@ -34,6 +34,7 @@ from lm.files import parse_with_checksum
 DOCS = Path(__file__).parent
 FOLDER, CHOICES, RESULTS = DOCS / "papers", DOCS / "choices.md", DOCS / "results"
 MADE = "<!-- Made by docs/paper_pages.py; not to be edited. -->\n\n"
+CHOICES_HEAD = "## Choices in other papers' rows"
 CLAIMS_PAGE = "claims.md"
 SCALE, SMALLER_SCALE = "mini", "nano"
 TESTED = ("confirmed", "contradicted", "undecided")
@@ -117,7 +118,8 @@ def paper_page(group: str, paper: Paper) -> str:
 def choices_of(paper: Paper) -> str:
     """Return the choices in docs/choices.md that concern a paper; "" without any."""
     found = []
-    for line in CHOICES.read_text("utf-8").splitlines():
+    section = CHOICES.read_text("utf-8").partition(CHOICES_HEAD)[2].partition("\n## ")[0]
+    for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
         if len(cells) == 4 and paper.name in re.split(r", ", cells[0]):
             found.append(cells[1:])

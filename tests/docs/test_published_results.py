@@ -77,6 +77,7 @@ OVERRIDES = {
         "pretraining.evaluate_every": 400,
     }
 }
+SIDES = ("better", "worse")  # of a claim
 # reports whose runs lie in the archive of another
 ARCHIVES = {"mini-start": "mini"}
 
@@ -557,6 +558,111 @@ def test_the_readme_has_the_number_of_published_runs(unpacked):
     scores = (path for name in names for path in unpacked(name).rglob("seed-*/scores.json"))
     runs = {hashlib.sha256(path.read_bytes()).hexdigest() for path in scores}
     assert f", {len(runs)} runs. " in (DOCS.parent / "README.md").read_text()
+
+
+def test_the_readme_has_the_number_of_published_runs_at_nano_and_the_rows_that_remain(unpacked):
+    names = [name for name in PUBLISHED if scale_of(name) == "nano"]
+    scores = (path for name in names for path in unpacked(name).rglob("seed-*/scores.json"))
+    runs = {hashlib.sha256(path.read_bytes()).hexdigest() for path in scores}
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert f"{len(runs)} runs at `nano`, with one seed" in readme
+    published = {
+        canonical_row(line["row"], scale_of(name))
+        for name in PUBLISHED
+        for line in csv.DictReader((DOCS / f"results/{name}.csv").open())
+    }
+    remaining = Counter(
+        paper
+        for paper in NANO
+        for row in find(f"{paper}/*")
+        if not row.needs and not {canonical_row(row.name, scale) for scale in ("mini", "nano")} & published
+    )
+    assert remaining == {"clark": 2} and "ELECTRA (but two)" in readme
+
+
+def test_the_readme_has_the_sizes_of_the_models_that_papers_conclusions_are_tested_with():
+    groups = ("t5", "glu", "narang", "clark", "lan", "wettig")
+    sizes = {}
+    for name in PUBLISHED:
+        if scale_of(name) == "mini" and PUBLISHED[name].partition("/")[0] in groups:
+            for table in read_tables(DOCS / f"results/{name}.json").values():
+                rows = {claim[side] for claim in table["claims"] if claim["conclusion"] for side in SIDES}
+                for row in rows:
+                    seeds = table["rows"][row]["seeds"].values()
+                    sizes[row.rpartition("/")[2]] = max(each["parameters"] for each in seeds) / 1e6
+    experts = max(sizes.pop("moe"), sizes.pop("switch"))
+    due = f"{min(sizes.values()):.1f} to {max(sizes.values()):.1f} million parameters"
+    assert f"{due} ({experts:.1f} with experts)" in (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_the_guide_has_how_far_the_baseline_is_behind_other_objectives_after_eight_times_the_updates(
+    unpacked,
+):
+    table = read_tables(DOCS / "results/mini-8x-objective.json")["t5/4-objective"]
+    columns, tasks = table["columns"], table["weights"]["reading"]
+    paths = sorted(unpacked("mini-8x-objective").glob("mini/t5/1-baseline/*/seed-*/scores.json"))
+    baseline = [parse_with_checksum(path.read_bytes(), path)["tasks"] for path in paths]
+
+    def differences(row):
+        """Return the difference from the baseline in reading, seed by seed."""
+        seeds = table["rows"][f"t5/4-objective/{row}"]["seeds"]
+        for seed, of_baseline in enumerate(baseline):
+            yield mean(
+                (seeds[str(seed)]["scores"][task] - of_baseline[task]["score"])
+                / (columns[task]["unit"] * (-1 if columns[task]["measure"] == "bits_per_byte" else 1))
+                for task in tasks
+            )
+
+    section = (DOCS / "study.md").read_text().partition("### Eight times the updates")[2]
+    section = " ".join(section.partition("\n### ")[0].split())
+    for row, words in {
+        "bert-style": "by {:.1f} deviations ({:.1f} to {:.1f}, ",
+        "prefix-lm": "by {:.1f} ({:.1f} to {:.1f}), ",
+    }.items():
+        found = [*differences(row)]
+        error = stdev(found) / len(found) ** 0.5
+        low, high = scipy.stats.t.interval(0.95, len(found) - 1, mean(found), error)
+        assert words.format(mean(found), low, high) in section
+        assert (low > 0) == (row == "bert-style")
+
+
+def test_the_guide_says_where_convolutions_stand_and_how_far_seeds_and_modifications_differ():
+    (table,) = read_tables(DOCS / "results/mini-narang.json").values()
+    losses = {
+        name.rpartition("/")[2]: [each["held_out_loss"] for each in row["seeds"].values()]
+        for name, row in table["rows"].items()
+    }
+    means = {row: mean(values) for row, values in losses.items()}
+    ordered = sorted(
+        (row.rpartition("/")[2] for row in table["order"]["held-out text"]["rows"]), key=means.get
+    )
+    places = [ordered.index(f"{kind}-convolution") + 1 for kind in ("lightweight", "dynamic")]
+    assert places == [3, 12]
+    spread = max(losses["rms"]) - min(losses["rms"])
+    closer = sum(abs(mean_loss - means["vanilla"]) < spread for row, mean_loss in means.items()) - 1
+    section = (DOCS / "study.md").read_text().partition("### Modifications of the Transformer")[2]
+    section = " ".join(section.partition("\n### ")[0].split())
+    assert f"third and 12th of {len(ordered)} rows here" in section
+    assert f"by up to {spread:.2f} nats (`rms`), more than {closer} of the {len(means) - 1} mod" in section
+
+
+def test_the_guide_has_how_far_denoisers_stand_in_the_order_of_their_content_tokens():
+    (table,) = read_tables(DOCS / "results/mini-denoisers.json").values()
+    rows = [*table["rows"].values()]
+    language = [mean(row["combined"]["language"].values()) for row in rows]
+    tokens = [mean(each["content_tokens"] for each in row["seeds"].values()) for row in rows]
+    tau, p = scipy.stats.kendalltau(language, tokens)
+    assert f"(tau {tau:.2f}, p {p:.2f})" in (DOCS / "study.md").read_text()
+
+
+def test_the_guide_has_how_far_experts_without_the_balance_loss_are_behind_the_dense_model():
+    rows = read_tables(DOCS / "results/mini-experts.json")["now/5-experts"]["rows"]
+    found = rows["now/5-experts/experts-unbalanced"]["less the baseline's"]["bits per byte"]
+    low, high = found["interval"]
+    guide = " ".join((DOCS / "study.md").read_text().split())
+    verdict = f"{found['verdict']} ({low:.3f} to {high:.3f})"
+    assert f"{found['difference']:.2f} more than the dense model, which is {verdict}" in guide
 
 
 def test_the_page_on_choices_has_what_each_optimiser_gains_for_an_encoder():
