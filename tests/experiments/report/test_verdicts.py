@@ -473,6 +473,19 @@ def test_the_noise_of_a_pilot_is_within_the_limit_that_is_printed(tmp_path):
 
 def test_the_combined_score_is_the_mean_difference_in_deviations_and_less_bits_per_byte_are_better(tmp_path):
     comparison = study(tmp_path)
+def test_the_noise_and_the_number_of_pairs_that_power_follows_from_are_printed(tmp_path, monkeypatch, capsys):
+    comparison = study(tmp_path)
+    noise = measure_noise(comparison, "reading")
+    monkeypatch.setattr(report, "compare_tables", lambda *_: [comparison])
+    for difference in (None, 1.5):
+        power(TABLE.name, settings={}, runs=(str(tmp_path),), difference=difference)
+        printed = capsys.readouterr().out
+        assert ["reading", f"{noise.seed_variance**0.5:.3f}", "0.000", "3", "3"] in [
+            line.split() for line in printed.splitlines()
+        ]
+    assert len(noise.pairs) == 3, "the noise of examples is 0, as all runs find the same ones hard"
+
+
     cloze, restore = comparison.judging_metrics
     assert (cloze.sign, restore.sign) == (1, -1)
     name = "t5/4-objective/bert-style"
