@@ -129,9 +129,14 @@ class MetricNoise:
     examples: float  # 0 if no run kept the values of its examples
 
     @property
+    def is_known(self) -> bool:
+        """Return whether at least one of both is known."""
+        return self.seeds > 0 or self.examples > 0
+
+    @property
     def std(self) -> float:
         """Return the standard deviation of both together; UNKNOWN_NOISE if neither is known."""
-        return hypot(self.seeds, self.examples) or UNKNOWN_NOISE
+        return hypot(self.seeds, self.examples) if self.is_known else UNKNOWN_NOISE
 
 
 Verdicts = Mapping[Group, Mapping[Budget, Sequence[tuple[Claim, Verdict]]]]
@@ -333,7 +338,8 @@ class Comparison:
         for metric in self.metrics:
             ratios[metric.name] = None
             means = [mean(seeds.values()) for seeds in self.values_by_seed(metric).values() if len(seeds) > 1]
-            if len(means) > 1 and self.std(metric) > 0:
+            # Rows on the plateau may vary over seeds where the unit, that of the learning rows, is unknown.
+            if len(means) > 1 and self.std(metric) > 0 and self.noise[metric.name].is_known:
                 ratios[metric.name] = (max(means) - min(means)) / self.noise_std[metric.name]
         return ratios
 
