@@ -31,6 +31,7 @@ from experiments.report import report, results
 from experiments.report.claims_figure import ClaimsFigure
 from experiments.report.comparison import Mismatch
 from experiments.report.figures import axis_values, published_standardized_difference, table_figures
+from experiments.report.latex import bibtex, bibtex_key, escape
 from experiments.report.order import scale_prediction
 from experiments.report.overrides import with_override_rows
 from experiments.report.page import prediction_samples
@@ -628,6 +629,36 @@ def test_the_page_sorts_upper_bounds_by_their_numbers():
     )
     done = subprocess.run(["node", "-e", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[ 2.5, 1024, 0.5, null, null ]"
+
+
+def test_signs_of_labels_that_latex_does_not_know_are_commands():
+    assert escape("x ≥ 2 | −1") == r"x $\geq$ 2 \textbar{} $-$1"
+
+
+@pytest.mark.parametrize(
+    ("citation", "key", "author"),
+    [
+        ("Smith & Jones 2031", "smithjones2031", "Smith and Jones"),
+        ("Ångström et al. 2031", "angstrom2031", "Ångström and others"),
+        ("李 2031", "2031", "李"),
+        ("李", "paper", "李"),
+    ],
+)
+def test_every_paper_has_a_key_and_authors_that_bibtex_reads(citation, key, author):
+    entry = bibtex([Paper("mine", citation, ())])
+    assert entry.startswith(f"@misc{{{key},\n") and f"  author = {{{author}}},\n" in entry
+
+
+def test_papers_of_one_author_and_year_are_cited_by_different_keys(restored_registry):
+    first, second = (Paper(name, "Raffel et al. 2020", ()) for name in ("one", "other"))
+    t5 = TABLES["t5/1-baseline"].paper
+    for work in (first, second):
+        add_table(make_table(work.name, "", {"base": {}}, paper=work))
+    keys = [bibtex_key(work) for work in (t5, first, second)]
+    assert keys == ["raffel2020", "raffel2020b", "raffel2020c"]
+    more_columns = replace(second, columns=(Column("SQuAD", "%"),))
+    entries = bibtex([second, more_columns, t5])
+    assert re.findall(r"@misc\{(.*),", entries) == ["raffel2020c", "raffel2020"], "one work has one entry"
 
 
 def test_rows_that_are_one_experiment_are_read_once_and_keep_their_names(
