@@ -402,7 +402,8 @@ class Comparison:
         if not has_same_targets(metric, *pair, has_same_vocabulary=True):
             return False
         # A run that started from another one has that one's vocabulary under a name of its own.
-        return self._vocabulary(a) == self._vocabulary(b) != ""
+        vocabulary = self._vocabulary(a)
+        return vocabulary != "" and vocabulary == self._vocabulary(b)
 
     def _vocabulary(self, name: str) -> str:
         """Return the fingerprint of the vocabulary that all runs of a row record; "" if it is not known."""
@@ -626,11 +627,11 @@ class Comparison:
         if not seeds:
             return "no common seed"
         averages = []
-        for name, curves, other_curves in ((a, curves_a, curves_b), (b, curves_b, curves_a)):
+        for name, curves in ((a, curves_a), (b, curves_b)):
             spent_by_seed = {seed: curves[seed].total(budget) for seed in seeds}
             if budget != "updates":
                 for seed in seeds:
-                    spent_by_seed[seed] = min(spent_by_seed[seed], other_curves[seed].total(budget))
+                    spent_by_seed[seed] = min(curves_a[seed].total(budget), curves_b[seed].total(budget))
             values = [self._average_at(curves[seed], budget, spent_by_seed[seed], group) for seed in seeds]
             if None in values:
                 return "out of range"
