@@ -42,7 +42,14 @@ def power(
         difference: A true difference of two rows [standard deviations of a run]: show how many seeds find it
             with a power of 80 %.
     """
-    from experiments.report.power import measure_noise, measurement_note, power_sheets, seeds_sheet
+    from experiments.report.power import (
+        NOISE_TITLE,
+        measure_noise,
+        measurement_note,
+        noise_sheet,
+        power_sheets,
+        seeds_sheet,
+    )
     from experiments.report.report import compare_tables, shown_comparisons
 
     if difference is not None and not 0 < difference < inf:
@@ -69,7 +76,7 @@ def power(
     for name, noises in measured.items():
         with CONSOLE.status(f"simulating the tests of {name}"):  # which takes seconds
             sheets = power_sheets(noises) if difference is None else seeds_sheet(noises, difference)
-        for title, sheet in sheets.items():
+        for title, sheet in (sheets | {NOISE_TITLE: noise_sheet(noises)}).items():
             print_line(title)
             show_sheet(name, sheet)
         CONSOLE.print(measurement_note(noises), highlight=False)

@@ -119,6 +119,7 @@ class LengthsFigure(FigureSpec):
         if not self.lengths or min(self.lengths) < 1:
             raise SettingError(f"--lengths {self.lengths} should be lengths of at least 1")
         check_at_least(self, "--", window=0, heads=1, width=1)
+        lengths = sorted(set(self.lengths))
         config = ModelConfig(
             "decoder",
             positions=PositionsConfig(kind="none"),
@@ -130,13 +131,13 @@ class LengthsFigure(FigureSpec):
             f"attention, window of {self.window}": replace(config, sparsity=SparsityConfig(self.window)),
             "LSTM": changes(config, {"mixer.kind": "lstm"}),
         }
-        costs = dict(zip(layers, measure_mixers([*layers.values()], self.lengths), strict=True))
-        time = {name: milliseconds(self.lengths, each) for name, each in costs.items()}
+        costs = dict(zip(layers, measure_mixers([*layers.values()], lengths), strict=True))
+        time = {name: milliseconds(lengths, each) for name, each in costs.items()}
         memory = {
-            name: Curve(self.lengths, [cost.temporary_bytes / 2**20 for cost in each])
+            name: Curve(lengths, [cost.temporary_bytes / 2**20 for cost in each])
             for name, each in costs.items()
         }
-        x_label, ticks = "length of the sequence [tokens]", tick_labels(self.lengths)
+        x_label, ticks = "length of the sequence [tokens]", tick_labels(lengths)
         title = f"a layer of {config.d_model} features, forward\non {device_name()}"
         panels = [
             Plot(title, x_label, "time [ms]", time, "xy", x_ticks=ticks),

@@ -6,7 +6,7 @@ networks the interval over seeds is drawn; counts have no chance in them.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,7 +18,7 @@ from experiments.figures.draw import draw_plots
 from experiments.figures.panels import Curve, Plot, PlotGrid, tick_labels
 from experiments.figures.spec import FigureSpec
 from experiments.runs.result import Result, check_settings, read_result
-from experiments.study.paths import run_folder
+from experiments.study.paths import run_folder, seed_folders
 from experiments.study.registry import TABLES, build
 from experiments.study.scales import SCALES
 from lm.config.base import SettingError, did_you_mean
@@ -46,7 +46,7 @@ class ModelScore:
 
 
 def read_scores(runs: Path, scale: str, table: str) -> list[ModelScore]:
-    """Return the scores of a table's rows that have finished runs, in the order of the table.
+    """Return the scores of a table's rows over all finished seeds, in the order of the table.
 
     Raises SettingError for a run that was trained with other settings than its row has now.
     """
@@ -54,13 +54,12 @@ def read_scores(runs: Path, scale: str, table: str) -> list[ModelScore]:
     for row in TABLES[table].rows:
         experiment = build(row.name, scale)
         results = []
-        for seed in range(TABLES[table].seeds):
-            folder = run_folder(runs, scale, row.name, seed, {})
-            if folder.exists():
-                check_settings(build(row.name, scale, {"seed": seed}), folder)
-                result = read_result(folder, runs / scale)
-                if result is not None and result.likelihoods:
-                    results.append(result)
+        for folder in seed_folders(run_folder(runs, scale, row.name, 0, {}).parent):
+            seed = int(folder.name.removeprefix("seed-"))
+            check_settings(replace(experiment, seed=seed), folder)
+            result = read_result(folder, runs / scale)
+            if result is not None and result.likelihoods:
+                results.append(result)
         if results:
             order = 0 if experiment.counts.model == "none" else experiment.counts.order
             scores.append(score_of(row.label, order, experiment.pretraining.steps, results))
@@ -92,20 +91,20 @@ def half_interval(values: Sequence[float]) -> float:
 
 def history_plots(models: Sequence[ModelScore], budgets: Sequence[ModelScore]) -> PlotGrid:
     """Return bits per byte by model, by number of parameters and, if there are any, by number of updates."""
-    places = {model.label: place for place, model in enumerate(models)}
+    index_of = {model.label: index for index, model in enumerate(models)}
     ngrams = sorted((model for model in models if model.order), key=lambda model: model.order)
     networks = [model for model in models if not model.order]
     by_model: dict[str, Curve] = {}
     by_size: dict[str, Curve] = {}
     if ngrams:
-        by_model[NGRAMS] = _curve([places[model.label] for model in ngrams], ngrams)
+        by_model[NGRAMS] = _curve([index_of[model.label] for model in ngrams], ngrams)
         by_size[NGRAMS] = _curve([model.parameters for model in ngrams], ngrams)
     for model in networks:
-        by_model[model.label] = _curve([places[model.label]], [model])
+        by_model[model.label] = _curve([index_of[model.label]], [model])
         by_size[model.label] = _curve([model.parameters], [model])
     best = min(ngrams, key=lambda model: model.bits, default=None)
     reference = None if best is None else best.bits
-    ticks: dict[float, str] = {place: label for label, place in places.items()}
+    ticks: dict[float, str] = {index: label for label, index in index_of.items()}
     panels = [
         Plot("equal tokens; bars: 95 % intervals", "", BITS, by_model, x_ticks=ticks, reference=reference),
         Plot(
@@ -156,22 +155,23 @@ def first_better(budgets: Sequence[ModelScore]) -> Mapping[str, int | None]:
     Better is an interval that lies below the 5-gram of the same text, there and at all larger numbers; one
     seed has none. None: at no number that was trained.
     """
-    counted = {score.updates: score.bits for score in budgets if score.order}
+    ngram_bits = {score.updates: score.bits for score in budgets if score.order}  # by number of updates
+    is_better: dict[str, dict[int, bool]] = {}  # kind -> number of updates -> whether it beats the 5-gram
+    for score in budgets:
+        if not score.order and score.updates in ngram_bits:
+            by_updates = is_better.setdefault(score.label.rpartition("-x")[0], {})
+            upper_end = score.bits + score.interval
+            by_updates[score.updates] = score.seeds > 1 and upper_end < ngram_bits[score.updates]
     passed: dict[str, int | None] = {}
-    for score in sorted(budgets, key=lambda score: -score.updates):  # from the largest down
-        if score.order or score.updates not in counted:
-            continue
-        kind = score.label.rpartition("-x")[0]
-        is_better = score.seeds > 1 and score.bits + score.interval < counted[score.updates]
-        if kind not in passed:
-            passed[kind] = score.updates if is_better else None
-        elif is_better and passed[kind] == _next_updates(score.updates, counted):
-            passed[kind] = score.updates
+    for kind, by_updates in is_better.items():
+        passed[kind] = None
+        for updates in sorted(ngram_bits, reverse=True):
+            if updates > max(by_updates):  # this kind was not trained for so long
+                continue
+            if not by_updates.get(updates, False):
+                break
+            passed[kind] = updates
     return passed
-
-
-def _next_updates(updates: int, counted: Mapping[int, float]) -> int | None:
-    return min((other for other in counted if other > updates), default=None)
 
 
 def _curve(x: Sequence[float], scores: Sequence[ModelScore]) -> Curve:

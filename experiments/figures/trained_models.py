@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -148,6 +149,8 @@ class SimilarityFigure(FigureSpec):
     def figure(self) -> Figure:
         if not self.runs:
             raise SettingError("lm draw similarity RUN [RUN ...]: name a run at least")
+        if not self.word.strip():
+            raise SettingError("--word is empty: give a word that both sentences have")
         check_characters([self.text, self.other], "--text and --other")
         panels = []
         for folder in self.runs:
@@ -240,6 +243,8 @@ class GradientFigure(FigureSpec):
 
     def figure(self) -> Figure:
         check_at_least(self, "--", width=1, length=3)
+        if not isfinite(self.gain):
+            raise SettingError(f"--gain {self.gain:g} should be a finite factor, such as 2")
         self._check_that_options_are_read()
         if self.run is None:
             title = f"layers of {self.width} features at initialization"
@@ -284,8 +289,9 @@ class DecodingFigure(FigureSpec):
             model = Transformer(SMALL_DECODER, nnx.Rngs(params=jax.random.key(0)))
         else:
             model = open_and_print(self.run).model
-        costs = measure_decoding(model, self.lengths)
-        curves = {name: milliseconds(self.lengths, each) for name, each in costs.items()}
+        lengths = sorted(set(self.lengths))
+        costs = measure_decoding(model, lengths)
+        curves = {name: milliseconds(lengths, each) for name, each in costs.items()}
         layers = f"{model.config.num_decoder_layers} layers of {model.config.d_model} features, batch size 1"
         panel = Plot(
             f"{layers}\non {device_name()}",
@@ -293,7 +299,7 @@ class DecodingFigure(FigureSpec):
             "time per token [ms]",
             curves,
             log="xy",
-            x_ticks=tick_labels(self.lengths),
+            x_ticks=tick_labels(lengths),
         )
         return draw_plots(PlotGrid([panel]))
 

@@ -1,7 +1,8 @@
 """The figure of training: losses and scores over steps, as means over seeds with standard deviations."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from math import inf, isnan
 from statistics import mean
 
@@ -15,18 +16,21 @@ SAME_LINE = 0.02  # losses that differ by less are one line, in a picture and in
 def training_figure(rows: Mapping[str, Curves], title: str = "") -> PlotGrid:
     """Return a panel per loss and score over steps, one curve per row: the mean over seeds and members.
 
-    The content loss has a panel only where it differs from the held-out loss. The unigram loss, which
-    training does not change, is a line in the panel of the loss that it is compared with: one for all rows,
-    or a dotted one per row where rows differ in it.
+    Phases of pre-training before the last have panels of their own, since each may have another objective.
+    The content loss of a phase has a panel only where it differs from the held-out loss. The unigram loss,
+    which training does not change, is a line in the panel of the loss that it is compared with: one for all
+    rows, or a dotted one per row where rows differ in it.
     """
-    left_out = {UNIGRAM_LOSS}
-    compared = CONTENT_LOSS
-    if all(map(_has_equal_losses, rows.values())):
-        left_out.add(CONTENT_LOSS)
-        compared = HELD_OUT_LOSS
-    unigram = _unigram_losses(rows)
-    is_one_level = bool(unigram) and max(unigram.values()) - min(unigram.values()) < SAME_LINE
     metrics = dict.fromkeys(metric for curves in rows.values() for metric in curves)
+    left_out = set[str]()
+    unigram_losses: dict[str, dict[str, float]] = {}  # metric that they are compared with -> those of rows
+    for phase in _phases(metrics):
+        left_out.add(phase + UNIGRAM_LOSS)
+        compared = phase + CONTENT_LOSS
+        if all(_has_equal_losses(curves, phase) for curves in rows.values()):
+            left_out.add(compared)
+            compared = phase + HELD_OUT_LOSS
+        unigram_losses[compared] = _unigram_losses(rows, phase)
     panels = []
     for metric in metrics:
         if metric in left_out:
@@ -37,33 +41,47 @@ def training_figure(rows: Mapping[str, Curves], title: str = "") -> PlotGrid:
             if metric in by_metric
         }
         panel = Plot(metric, "step", "", curves)
-        if metric == compared and is_one_level:
-            panel = replace(panel, levels={UNIGRAM_MODEL: mean(unigram.values())})
-        elif metric == compared and unigram:
-            panel = replace(panel, title=f"{metric}\n(dotted: unigram model)", dotted=unigram)
+        if unigram := unigram_losses.get(metric, {}):
+            if max(unigram.values()) - min(unigram.values()) < SAME_LINE:
+                panel = replace(panel, levels={UNIGRAM_MODEL: mean(unigram.values())})
+            else:
+                panel = replace(panel, title=f"{metric}\n(dotted: unigram model)", dotted=unigram)
         panels.append(panel)
     return PlotGrid(panels, title, panel_size=(3.7, 3.0), has_shared_legend=True)
 
 
-def _has_equal_losses(curves: Curves) -> bool:
+def _phases(metrics: Iterable[str]) -> Collection[str]:
+    """Return what the titles of losses begin with, once per phase: "phase-1: ", and "" for the last one."""
+    found: dict[str, None] = {}
+    for metric in metrics:
+        for name in (HELD_OUT_LOSS, CONTENT_LOSS, UNIGRAM_LOSS):
+            if metric.endswith(name):
+                found[metric.removesuffix(name)] = None
+    return found
+
+
+def _has_equal_losses(curves: Curves, phase: str) -> bool:
     """Return whether the content loss of a row is its held-out loss, since nearly all targets are content."""
-    content, held_out = (dict(enumerate(curves.get(name, ()))) for name in (CONTENT_LOSS, HELD_OUT_LOSS))
+    content, held_out = (
+        dict(enumerate(curves.get(phase + name, ()))) for name in (CONTENT_LOSS, HELD_OUT_LOSS)
+    )
     if content.keys() != held_out.keys():
         return not content
-    for place, seed in content.items():
-        by_step = dict(held_out[place])
+    for index, seed in content.items():
+        by_step = dict(held_out[index])
         if not all(abs(loss - by_step.get(step, inf)) < SAME_LINE for step, loss in seed):
             return False
     return True
 
 
-def _unigram_losses(rows: Mapping[str, Curves]) -> dict[str, float]:
-    """Return the mean unigram loss of each row that has one."""
-    losses = {
-        label: [loss for seed in curves.get(UNIGRAM_LOSS, ()) for _, loss in seed]
-        for label, curves in rows.items()
-    }
-    return {label: mean(known) for label, known in losses.items() if known}
+def _unigram_losses(rows: Mapping[str, Curves], phase: str) -> dict[str, float]:
+    """Return the mean unigram loss of each row that has one in a phase."""
+    losses = {}
+    for label, curves in rows.items():
+        known = [loss for _, loss in chain.from_iterable(curves.get(phase + UNIGRAM_LOSS, ()))]
+        if known:
+            losses[label] = mean(known)
+    return losses
 
 
 def score_curve(scores: Mapping[float, Score | None]) -> Curve:

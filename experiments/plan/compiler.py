@@ -91,12 +91,20 @@ def program_key(step: PlannedStep) -> str:
     return digest.hexdigest()[:16]
 
 
+def _read_cached(path: Path) -> Compiled | None:
+    """Return what an earlier plan compiled; None if there is nothing, or a damaged file."""
+    try:
+        return Compiled(**json.loads(path.read_text()))
+    except (OSError, TypeError, ValueError):
+        return None
+
+
 def compile_step(step: PlannedStep, folder: Path, say: Callable[[str], None]) -> Compiled:
     """Return the step, compiled by a process that may break down, or as it is cached in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{program_key(step)}.json"
-    if path.exists():
-        return Compiled(**json.loads(path.read_text()))
+    if (cached := _read_cached(path)) is not None:
+        return cached
     # The worker puts its answer in the place of the request.
     request, log = path.with_suffix(f".{os.getpid()}"), path.with_suffix(".log")
     slices = step.slices

@@ -124,7 +124,9 @@ def _run_in_planned_steps(step: PlannedStep, flops: float) -> tuple[float, float
     It is the FLOPs of all their steps divided by ``flops``, those of the planned step.
     """
     pretraining, finetuning = 0.0, 0.0
-    for stage in filter(lambda stage: stage.has_text_model, stages(step.experiment)):
+    for stage in stages(step.experiment):
+        if not stage.has_text_model:
+            continue
         training, lengths = stage.training, stage.lengths
         if stage.is_pretraining and stage.is_compared:  # the stage whose step is planned
             lengths = step.lengths
@@ -166,6 +168,20 @@ def estimate_decoding(step: PlannedStep, compiled: Compiled) -> DecodingEstimate
     )
 
 
+@dataclass(frozen=True)
+class RoughEstimate:
+    """Holds what a step should take, before it is compiled."""
+
+    plan: PlannedStep
+    memory: float  # of a device, that the step fills [bytes]
+    seconds: float  # that the step lasts [s]
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the step should fit the memory of a device."""
+        return self.memory < self.plan.slices.room
+
+
 def candidates(step: PlannedStep) -> list[PlannedStep]:
     """Return at most MAX_CANDIDATES arrangements to compile.
 
@@ -176,22 +192,25 @@ def candidates(step: PlannedStep) -> list[PlannedStep]:
     """
     parameters = num_parameters(_shapes(step.experiment.model))
 
-    def guesses(policies: Sequence[Remat]) -> list[tuple[float, float, PlannedStep]]:
+    def estimates_with(policies: Sequence[Remat]) -> list[RoughEstimate]:
         plans = arrangements(step, policies)
-        return [(memory(plan, parameters), seconds(plan, parameters), plan) for plan in plans]
+        return [RoughEstimate(plan, memory(plan, parameters), seconds(plan, parameters)) for plan in plans]
 
-    estimates = guesses(REMAT_POLICIES)
-    if not any(filled < step.slices.room for filled, _, _ in estimates):
-        estimates += guesses(OFFLOADING_REMAT_POLICIES)
-    least_memory = min(estimates, key=lambda guess: guess[:2], default=(0, 0, step))[2]
-    fitting = sorted(
-        (guess for guess in estimates if guess[0] < step.slices.room), key=lambda guess: guess[1]
-    )
+    estimates = estimates_with(REMAT_POLICIES)
+    if not any(each.fits for each in estimates):
+        estimates += estimates_with(OFFLOADING_REMAT_POLICIES)
+    if not estimates:
+        return [step]
+    least_memory = min(estimates, key=lambda each: (each.memory, each.seconds)).plan
+    fitting = sorted((each for each in estimates if each.fits), key=lambda each: each.seconds)
     fastest: dict[tuple[MeshConfig, CompileConfig], PlannedStep] = {}
-    for _, _, plan in fitting:
-        fastest.setdefault((plan.experiment.mesh, plan.experiment.model.compile), plan)
+    for each in fitting:
+        experiment = each.plan.experiment
+        fastest.setdefault((experiment.mesh, experiment.model.compile), each.plan)
     selected = list(fastest.values())[:MAX_CANDIDATES]
-    return selected if least_memory in selected else [*selected[: MAX_CANDIDATES - 1], least_memory]
+    if least_memory in selected:
+        return selected
+    return [*selected[: MAX_CANDIDATES - 1], least_memory]
 
 
 def arrangements(step: PlannedStep, policies: Sequence[Remat] = REMAT_POLICIES) -> Iterator[PlannedStep]:
@@ -246,10 +265,10 @@ def memory(step: PlannedStep, parameters: int) -> float:
     if model.output.softmaxes > 1:  # the sum of all softmaxes, and one of them
         largest_temporary_bytes *= 2
     saved_bytes, stacks = 0.0, _stacks(model, step.lengths)
-    for layers, queries, scores in stacks:
-        saved_bytes += layers * rows_per_device * queries * width * saved_features
-        block_bytes = BLOCK_COPIES * width * queries * features
-        block_bytes += SCORE_BYTES * model.attention.num_heads / tensor * scores
+    for stack in stacks:
+        saved_bytes += stack.layers * rows_per_device * stack.queries * width * saved_features
+        block_bytes = BLOCK_COPIES * width * stack.queries * features
+        block_bytes += SCORE_BYTES * model.attention.num_heads / tensor * stack.scores
         largest_temporary_bytes = max(largest_temporary_bytes, rows_per_device * block_bytes)
     # a parameter, its gradient, and its share of the optimiser's state
     floats_per_parameter = 2 + _optimizer_state_per_parameter(
@@ -261,7 +280,7 @@ def memory(step: PlannedStep, parameters: int) -> float:
     if sizes["fsdp"] > 1:
         # A layer is taken to have the parameters of the whole model, embeddings included, over the mean count
         # of layers of a stack.
-        mean_layers_per_stack = sum(layers for layers, _, _ in stacks) / len(stacks)
+        mean_layers_per_stack = sum(stack.layers for stack in stacks) / len(stacks)
         gathered_bytes = GATHERED_LAYERS * width * parameters_per_shard / tensor / mean_layers_per_stack
     return state_bytes + saved_bytes + largest_temporary_bytes + gathered_bytes
 
@@ -361,7 +380,7 @@ def seconds(step: PlannedStep, parameters: int) -> float:
     data, axes = sizes["slice"] * sizes["data"], ("slice",) if sizes["slice"] > 1 else ("data",)
     arithmetic = step.flops(phase.batch_size, step.lengths) / (slices.chip.peak * slices.chips)
     shard, width = _parameters_of_shard(model, parameters, sizes) / tensor, step.width
-    positions = sum(layers * queries for layers, queries, _ in _stacks(model, step.lengths))
+    positions = sum(stack.layers * stack.queries for stack in _stacks(model, step.lengths))
     expert = sizes["expert"]
     tokens = phase.batch_size / (data * fsdp * expert * sizes["sequence"]) * positions
     # parameters are gathered in the forward and the backward pass, and gradients are scattered
@@ -392,18 +411,24 @@ def _shapes(model: ModelConfig) -> Transformer:
     return jax.eval_shape(lambda key: Transformer(model, nnx.Rngs(params=key)), key)
 
 
-def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
-    """Return (number of layers, queries, scores of one head that are in memory at once) for each stack.
+@dataclass(frozen=True)
+class StackSize:
+    """Holds the size of an encoder or a decoder on one row of a batch."""
 
-    Attention by a kernel stores no scores.
-    """
+    layers: int
+    queries: int  # positions of the row [tokens]
+    scores: int  # of one head, that are in memory at once; attention by a kernel stores none
+
+
+def _stacks(model: ModelConfig, lengths: Lengths) -> list[StackSize]:
+    """Return the size of the encoder and of the decoder, of those that the model has."""
     inputs, targets = lengths.inputs, row_length(model.architecture, lengths)
 
     def scores(queries: int, keys: int) -> int:
         by_length = max(queries, keys) > MAX_XLA_LENGTH or fits_short_rows(model, queries * keys)
-        kernel = {"auto": by_length, "flash": True}.get(model.attention.implementation, False)
+        uses_kernel = {"auto": by_length, "flash": True}.get(model.attention.implementation, False)
         stores_logits = model.sparsity.random_blocks or model.mixer.kind == "synthesizer"
-        return 0 if kernel and not stores_logits else queries * keys
+        return 0 if uses_kernel and not stores_logits else queries * keys
 
     attends = model.has_attention_logits  # if not, only cross-attention has scores
     # Scores of cross-attention as a share of queries x keys for each head: kind "merged" has none of its own,
@@ -413,11 +438,12 @@ def _stacks(model: ModelConfig, lengths: Lengths) -> list[tuple[int, int, int]]:
     cross_share = shares.get(model.cross_attention.kind, 1 / heads) * model.has_encoder
     stacks = []
     if model.has_encoder:
-        stacks.append((model.num_encoder_layers, inputs, scores(inputs, inputs) * attends))
+        encoder_scores = scores(inputs, inputs) if attends else 0
+        stacks.append(StackSize(model.num_encoder_layers, inputs, encoder_scores))
     if model.has_decoder:
         cross_scores = round(scores(targets, inputs) * cross_share)
-        largest_scores = max(scores(targets, targets) * attends, cross_scores)
+        largest_scores = max(scores(targets, targets) if attends else 0, cross_scores)
         if model.has_merged_attention:
             largest_scores = targets * (targets + inputs)
-        stacks.append((model.num_decoder_layers, targets, largest_scores))
+        stacks.append(StackSize(model.num_decoder_layers, targets, largest_scores))
     return stacks

@@ -94,14 +94,17 @@ class Plan:
 
     @property
     def estimate(self) -> Estimate:
+        """Return the lower bounds of the step's time."""
         return estimate(self.step, self.compiled)
 
     @property
     def fits(self) -> bool:
+        """Return whether the step was compiled and fits the memory of a device."""
         compiled = self.compiled
         return compiled.cycles > 0 and not compiled.over and compiled.needed <= self.step.slices.room
 
     def compile(self, folder: Path) -> Compiled:
+        """Return the compiled step, which is cached in ``folder``, and print its progress."""
         mesh, remat = self.step.arrangement
         prefix = f"  {self.short_name} ({mesh}, remat {remat}): "
         return compile_step(self.step, folder, lambda line: print_line(prefix + line))
@@ -345,21 +348,30 @@ def _digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 99.95 or not number else f"{number:#.3g}"
 
 
+@dataclass
+class Traffic:
+    """Sums what a device receives in a step by collectives of one kind."""
+
+    times: int = 0
+    bytes: float = 0.0
+    seconds: float = 0.0  # that it takes at least
+
+
 def _collective_lines(plan: Plan) -> list[list[str]]:
     """Return a line for each kind of collective over each axis that takes more than 1 % of all their time."""
-    sums: dict[tuple[str, str], tuple[int, float, float]] = {}  # times, MiB and milliseconds
+    traffic: dict[tuple[str, str], Traffic] = {}  # by kind and axes
     for kind, axes, size, times, received in plan.compiled.collectives:
-        moved = times * received
-        ms = 1e3 * moved / plan.step.slices.bandwidth(tuple(axes), size)
-        key = kind, " x ".join(axes)
-        all_times, all_mib, all_ms = sums.get(key, (0, 0.0, 0.0))
-        sums[key] = all_times + times, all_mib + moved / 2**20, all_ms + ms
-    least = sum(ms for _, _, ms in sums.values()) / 100
-    return [
-        [plan.label, *key, f"{times:,}", _digits(mib), _digits(ms)]
-        for key, (times, mib, ms) in sorted(sums.items(), key=lambda pair: -pair[1][2])
-        if ms > least
-    ]
+        of_kind = traffic.setdefault((kind, " x ".join(axes)), Traffic())
+        of_kind.times += times
+        of_kind.bytes += times * received
+        of_kind.seconds += times * received / plan.step.slices.bandwidth(tuple(axes), size)
+    least = sum(each.seconds for each in traffic.values()) / 100
+    lines = []
+    for names, each in sorted(traffic.items(), key=lambda item: -item[1].seconds):
+        if each.seconds > least:
+            numbers = f"{each.times:,}", _digits(each.bytes / 2**20), _digits(1e3 * each.seconds)
+            lines.append([plan.label, *names, *numbers])
+    return lines
 
 
 def _decoding_cells(plan: Plan) -> list[str]:

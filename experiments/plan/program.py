@@ -181,6 +181,8 @@ def _first_group(rest: str, devices: int) -> np.ndarray:
     if match := _GROUPS.search(rest):
         return _iota(match[2], devices).reshape(int(match[1]), -1)[0]
     if match := _NAMED.search(rest):
+        # Each axis of the mesh is split into three: the places before the part that the group spans, this
+        # part, and those after it. The first group has place 0 along all but the parts that it spans.
         used = {name: (int(before or 1), int(size or 0)) for name, before, size in _PARTS.findall(match[3])}
         shape, moving = [], []
         for name, size in re.findall(r"'(\w+)'=(\d+)", match[1]):

@@ -61,10 +61,12 @@ class Slice:
 
     @property
     def chips(self) -> int:
+        """Return the number of chips of all slices together."""
         return prod(self.shape) * self.count
 
     @property
     def devices(self) -> int:
+        """Return the number of jax's devices of all slices together."""
         return self.chips * self.chip.devices
 
     @property
@@ -114,7 +116,7 @@ def find_slice(name: str, count: int = 1, option: str = "--topology") -> Slice:
 
 
 def shapes_of(generation: str) -> Iterator[tuple[int, ...]]:
-    """Return the shapes of all slices of a generation, up to the full pod."""
+    """Yield the shapes of all slices of a generation, up to the full pod."""
     chip = CHIPS[generation]
     if chip.dimensions == 2:
         yield from _FLAT

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from experiments.figures.spec import FigureSpec
 from experiments.report.comparison import UNCOMPARED
 from experiments.report.metrics import GROUP_TITLES, Budget, Group
-from experiments.report.prediction import read_tables
+from experiments.report.prediction import MALFORMED, malformed, read_tables
 from experiments.report.text import BUDGET_TITLES
 from lm.config.base import SettingError
 
@@ -73,7 +73,10 @@ class ClaimsFigure(FigureSpec):
     def claims(self) -> list[TableClaims]:
         """Return what is drawn; SettingError if there are no claims."""
         tables = read_tables(self.results)
-        claims = count_claims(tables, self.equal, self.tasks)
+        try:
+            claims = count_claims(tables, self.equal, self.tasks)
+        except MALFORMED as error:
+            raise malformed(self.results, error) from error
         if not claims:
             judged = [repr(group) for group in GROUP_TITLES if count_claims(tables, self.equal, group)]
             raise SettingError(
@@ -93,8 +96,8 @@ class ClaimsFigure(FigureSpec):
         figure = Figure(figsize=INCHES)
         figure.set_layout_engine("constrained", w_pad=0.2, h_pad=0.2)
         axes = figure.subplots()
-        for place, each in enumerate(claims):
-            _draw_bar(axes, place, each)
+        for y, each in enumerate(claims):
+            _draw_bar(axes, y, each)
         axes.set_yticks(range(len(claims)), [_label(each) for each in claims], fontsize=FONT_SIZE)
         axes.set_ylim(len(claims) - 0.5, -0.5)
         axes.set_xlim(0, 1.16)
@@ -128,18 +131,16 @@ def _label(claims: TableClaims) -> str:
     return claims.table.rpartition("/")[2].replace("-", " ", 1)
 
 
-def _draw_bar(axes: Axes, place: int, claims: TableClaims) -> None:
+def _draw_bar(axes: Axes, y: int, claims: TableClaims) -> None:
     """Draw the shares of a table's verdicts with their counts, and its tau to the right."""
     total, left = sum(claims.counts.values()), 0.0
     for word, count in claims.counts.items():
         if count:
             share = count / total
-            axes.barh(
-                place, share, left=left, height=0.74, color=COLORS[word], edgecolor="black", linewidth=1.5
-            )
+            axes.barh(y, share, left=left, height=0.74, color=COLORS[word], edgecolor="black", linewidth=1.5)
             middle = left + share / 2
             color = TEXT_COLORS.get(word, "black")
-            axes.text(middle, place, str(count), ha="center", va="center", color=color, fontsize=FONT_SIZE)
+            axes.text(middle, y, str(count), ha="center", va="center", color=color, fontsize=FONT_SIZE)
             left += share
     text = "" if claims.tau is None else f"{claims.tau:z.2f}".replace("-", "−")
-    axes.text(1.16, place, text, ha="right", va="center", fontsize=FONT_SIZE)
+    axes.text(1.16, y, text, ha="right", va="center", fontsize=FONT_SIZE)

@@ -129,9 +129,14 @@ class MetricNoise:
     examples: float  # 0 if no run kept the values of its examples
 
     @property
+    def is_known(self) -> bool:
+        """Return whether at least one of both is known."""
+        return self.seeds > 0 or self.examples > 0
+
+    @property
     def std(self) -> float:
         """Return the standard deviation of both together; UNKNOWN_NOISE if neither is known."""
-        return hypot(self.seeds, self.examples) or UNKNOWN_NOISE
+        return hypot(self.seeds, self.examples) if self.is_known else UNKNOWN_NOISE
 
 
 Verdicts = Mapping[Group, Mapping[Budget, Sequence[tuple[Claim, Verdict]]]]
@@ -333,7 +338,8 @@ class Comparison:
         for metric in self.metrics:
             ratios[metric.name] = None
             means = [mean(seeds.values()) for seeds in self.values_by_seed(metric).values() if len(seeds) > 1]
-            if len(means) > 1 and self.std(metric) > 0:
+            # Rows on the plateau may vary over seeds where the unit, that of the learning rows, is unknown.
+            if len(means) > 1 and self.std(metric) > 0 and self.noise[metric.name].is_known:
                 ratios[metric.name] = (max(means) - min(means)) / self.noise_std[metric.name]
         return ratios
 
@@ -396,7 +402,8 @@ class Comparison:
         if not has_same_targets(metric, *pair, has_same_vocabulary=True):
             return False
         # A run that started from another one has that one's vocabulary under a name of its own.
-        return self._vocabulary(a) == self._vocabulary(b) != ""
+        vocabulary = self._vocabulary(a)
+        return vocabulary != "" and vocabulary == self._vocabulary(b)
 
     def _vocabulary(self, name: str) -> str:
         """Return the fingerprint of the vocabulary that all runs of a row record; "" if it is not known."""
@@ -620,11 +627,11 @@ class Comparison:
         if not seeds:
             return "no common seed"
         averages = []
-        for name, curves, other_curves in ((a, curves_a, curves_b), (b, curves_b, curves_a)):
+        for name, curves in ((a, curves_a), (b, curves_b)):
             spent_by_seed = {seed: curves[seed].total(budget) for seed in seeds}
             if budget != "updates":
                 for seed in seeds:
-                    spent_by_seed[seed] = min(spent_by_seed[seed], other_curves[seed].total(budget))
+                    spent_by_seed[seed] = min(curves_a[seed].total(budget), curves_b[seed].total(budget))
             values = [self._average_at(curves[seed], budget, spent_by_seed[seed], group) for seed in seeds]
             if None in values:
                 return "out of range"

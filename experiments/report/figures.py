@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from math import inf
@@ -35,6 +35,7 @@ from lm.files import json_with_checksum, parse_with_checksum, write
 
 DRAWN_FILE = "figures.json"  # what the figures in a report's folder were drawn from
 DPI = 130
+OUR_COLOR, PAPER_COLOR = "tab:blue", "tab:orange"
 CONTENT_TOKENS = "content tokens of pre-training"
 MEAN_Z = "mean z-score: difference from the baseline\n[standard deviations of a run]"
 
@@ -90,6 +91,23 @@ def save_figures(figures: Mapping[str, PlotGrid], folder: Path, kind: str = "png
 
     for file, grid in to_draw.items():
         save_figure(draw_plots(grid), folder / file, dpi=DPI)
+    write(folder / DRAWN_FILE, json_with_checksum(drawn))
+
+
+def remove_outdated_figures(figures: Mapping[str, PlotGrid], folder: Path) -> None:
+    """Remove the pictures in ``folder`` that an earlier report drew and that ``figures`` no longer are.
+
+    These are figures without results now, and, in a format that this report was not asked for, figures whose
+    panels have changed since.
+    """
+    drawn = _read_drawn(folder / DRAWN_FILE)
+    digests = {name: _digest(grid) for name, grid in figures.items()}
+    outdated = [file for file, digest in drawn.items() if digests.get(file.rpartition(".")[0]) != digest]
+    if not outdated:
+        return
+    for file in outdated:
+        (folder / file).unlink(missing_ok=True)
+        del drawn[file]
     write(folder / DRAWN_FILE, json_with_checksum(drawn))
 
 
@@ -150,20 +168,13 @@ def scores_figure(
     Scores are drawn over the ``axis`` (row -> value), or if it is empty with the rows listed downwards. A
     dotted line is chance. None if no row is scored.
     """
-    ours, theirs, panels = _our_scores(comparison), _published_scores(comparison), []
-    values = [value_of for _, value_of, _ in ours] + [published for _, published in theirs]
-
-    def is_scored(row: Row) -> bool:
-        return any(value_of(row) is not None for value_of in values)
-
-    rows = [*filter(is_scored, rows)]
-    for name, value_of, chance in ours:
-        scores = {row.name: value_of(row) for row in rows}
-        panels.append(_scores_panel(comparison.table, rows, axis, name, scores, chance, "tab:blue"))
-    for name, published in theirs:
-        scores = {row.name: Score.of([published(row)]) for row in rows}
-        panels.append(_scores_panel(comparison.table, rows, axis, name, scores, None, "tab:orange"))
-    panels = [panel for panel in panels if panel.curves or panel.levels]
+    quantities = [*_our_scores(comparison), *_published_scores(comparison)]
+    rows = [row for row in rows if any(each.score(row) is not None for each in quantities)]
+    panels = []
+    for each in quantities:
+        panel = _scores_panel(comparison.table, rows, axis, each)
+        if panel.curves or panel.levels:
+            panels.append(panel)
     if not panels:
         return None
     columns = min(4, len(panels))
@@ -173,12 +184,19 @@ def scores_figure(
     return PlotGrid(panels, title, label, columns, (width, height), has_shared_legend=True)
 
 
-ScoreOf = Callable[[Row], Score | None]
+@dataclass(frozen=True)
+class Quantity:
+    """What one panel shows of each row."""
+
+    title: str
+    score: Callable[[Row], Score | None]
+    color: str
+    chance: float | None = None  # value for random guesses; None if unknown
 
 
-def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None]]:
-    """Return (title, score of a row, chance) of each panel of our runs."""
-    panels: list[tuple[str, ScoreOf, float | None]] = []
+def _our_scores(comparison: Comparison) -> list[Quantity]:
+    """Return the quantities of our runs: the mean z-scores, then each metric."""
+    quantities = []
     for group in comparison.groups if comparison.has_tasks else ():
 
         def combined_score(row: Row, group: Group = group) -> Score | None:
@@ -187,7 +205,8 @@ def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None
                 return None  # the sheet of scores says "not yet learning"
             return Score.of(comparison.combined_scores(name, group).values())
 
-        panels.append((f"{mean_z_title(group)}\n[standard deviations of a run]", combined_score, None))
+        title = f"{mean_z_title(group)}\n[standard deviations of a run]"
+        quantities.append(Quantity(title, combined_score, OUR_COLOR))
     for metric in comparison.metrics:
         samples = comparison.values_by_seed(metric)
         if comparison.has_tasks and not _compares_rows(comparison, metric):
@@ -202,8 +221,8 @@ def _our_scores(comparison: Comparison) -> list[tuple[str, ScoreOf, float | None
             return Score.of(samples[name].values())
 
         unit = "\n[nats per token]" * (metric.measure == HELD_OUT_LOSS)  # titles of other metrics have theirs
-        panels.append((f"{metric.title}{unit}", score, metric.chance))
-    return panels
+        quantities.append(Quantity(f"{metric.title}{unit}", score, OUR_COLOR, metric.chance))
+    return quantities
 
 
 def _compares_rows(comparison: Comparison, metric: Metric) -> bool:
@@ -213,32 +232,32 @@ def _compares_rows(comparison: Comparison, metric: Metric) -> bool:
     return any(comparison.is_comparable(metric, name, baseline) for name in measured)
 
 
-def _published_scores(comparison: Comparison) -> list[tuple[str, Callable[[Row], float | None]]]:
-    """Return (title, score of a row) of each panel of the paper."""
+def _published_scores(comparison: Comparison) -> list[Quantity]:
+    """Return the quantities of the paper: the mean z-score, then each column that a metric of ours has."""
     paper, baseline = comparison.table.paper, comparison.baseline
     if paper is None or not baseline.published:
         return []
-    panels: list[tuple[str, Callable[[Row], float | None]]] = []
+    quantities = []
     table = comparison.table
     complete = {row.name for row in published_rows(replace(table, rows=(*table.rows, baseline)))}
     if has_noise(table) and baseline.name in complete:
 
-        def difference(row: Row) -> float | None:
+        def difference(row: Row) -> Score | None:
             if row.name not in complete:
                 return None
-            return published_standardized_difference(row, baseline, table)
+            return Score.of([published_standardized_difference(row, baseline, table)])
 
         title = f"mean z-score of {len(table.columns)} columns\n({paper.citation})"
-        panels.append((title, difference))
+        quantities.append(Quantity(title, difference, PAPER_COLOR))
     for column in dict.fromkeys(metric.paper_column for metric in comparison.metrics):
         if column is not None:
             title = f"{column}\n({paper.citation})"
-            panels.append((title, partial(_published_score, column)))
-    return panels
+            quantities.append(Quantity(title, partial(_published_score, column), PAPER_COLOR))
+    return quantities
 
 
-def _published_score(column: str, row: Row) -> float | None:
-    return row.published.get(column)
+def _published_score(column: str, row: Row) -> Score | None:
+    return Score.of([row.published.get(column)])
 
 
 def published_standardized_difference(row: Row, baseline: Row, table: Table) -> float:
@@ -249,41 +268,37 @@ def published_standardized_difference(row: Row, baseline: Row, table: Table) -> 
     return float((standardized(row, table) - standardized(baseline, table)).mean())
 
 
-def _scores_panel(
-    table: Table,
-    rows: Sequence[Row],
-    axis: Mapping[str, float],
-    title: str,
-    scores: Mapping[str, Score | None],
-    chance: float | None,
-    color: str,
-) -> Plot:
+def _scores_panel(table: Table, rows: Sequence[Row], axis: Mapping[str, float], quantity: Quantity) -> Plot:
+    """Return the panel of a quantity over the ``axis`` or, if it is empty, with the rows listed downwards.
+
+    A row that is not on the axis is a horizontal line.
+    """
+    scores = {row.name: quantity.score(row) for row in rows}
     if not axis:
-        places = {row.name: place for place, row in enumerate(rows)}
-        curve = score_curve({places[name]: score for name, score in scores.items()})
+        curve = score_curve(dict(enumerate(scores.values())))
         return Plot(
-            title,
+            quantity.title,
             "",
             "",
             {"": curve} if curve.x else {},
-            x_ticks={place: row.label for place, row in enumerate(rows)},
-            reference=chance,
-            color=color,
+            x_ticks={index: row.label for index, row in enumerate(rows)},
+            reference=quantity.chance,
+            color=quantity.color,
             is_categorical=True,
         )
     curve = score_curve({axis[name]: score for name, score in scores.items() if name in axis})
     labels = {row.name: row.label for row in rows}
     levels = {labels[name]: score.mean for name, score in scores.items() if score and name not in axis}
     return Plot(
-        title,
+        quantity.title,
         "",
         "",
         {"": curve} if curve.x else {},
         log="x" if table.axis is not None and table.axis.log else "",
         x_ticks=tick_labels(list(dict.fromkeys(axis.values()))),
         levels=levels,
-        reference=chance,
-        color=color,
+        reference=quantity.chance,
+        color=quantity.color,
     )
 
 

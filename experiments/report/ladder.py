@@ -97,25 +97,25 @@ def rungs_sheet(found: Mapping[str, Ladder]) -> Sheet:
     """Return a line per kind and size: its cost, its loss, and what the smaller sizes predict."""
     sheet: Sheet = {}
     for kind, ladder in found.items():
-        for place, rung in enumerate(ladder.rungs):
+        for index, rung in enumerate(ladder.rungs):
             line = {
                 "row": Cell(f"{kind}-x{rung.name}"),
                 "FLOP": Cell(f"{rung.flops:.2g}", value=rung.flops),
                 "parameters": Cell(f"{rung.parameters / 1e6:.2f} M", value=rung.parameters),
                 "bits per byte": score_cell(3, Score.of(rung.losses), prefix=rung.relation),
-                "predicted": _range_cell(prediction_of(ladder, place), ladder.smallest(place)),
+                "predicted": _range_cell(prediction_of(ladder, index), ladder.smallest(index)),
                 "seeds": Cell(str(len(rung.losses)), value=len(rung.losses)),
             }
             add_line(sheet, line)
     return sheet
 
 
-def prediction_of(ladder: Ladder, place: int) -> Interval | None:
+def prediction_of(ladder: Ladder, index: int) -> Interval | None:
     """Return what the smaller sizes predict of the mean of a rung; None if they are fewer than MIN_RUNGS."""
-    if place < MIN_RUNGS:
+    if index < MIN_RUNGS:
         return None
-    rung = ladder.rungs[place]
-    return ladder.smallest(place).predicted(rung.flops, len(rung.losses))
+    rung = ladder.rungs[index]
+    return ladder.smallest(index).predicted(rung.flops, len(rung.losses))
 
 
 def next_flops(ladder: Ladder) -> float:

@@ -6,9 +6,10 @@ bold. Every difference and counter is in the report's other files.
 """
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 
 from experiments.console import LEFT_ALIGNED_HEADINGS, Cell, Sheet
 from experiments.report.comparison import EQUIVALENCE_MARGIN, Comparison, Verdict, Verdicts, VerdictWord
@@ -27,6 +28,7 @@ from experiments.report.text import (
     trained_cells,
 )
 from experiments.study.claims import Claim, compared_columns, has_noise
+from experiments.study.registry import TABLES
 from experiments.study.table import Paper, pair_text
 
 VERDICTS = ("verdict", "by ")  # beginnings of the headings of columns with verdicts
@@ -44,6 +46,9 @@ SIGNS = {  # sign -> its command in LaTeX without packages
     "≠": r"$\neq$",
     "≈": r"$\approx$",
     "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "−": "$-$",
+    "|": r"\textbar{}",
     ">": "$>$",
     "<": "$<$",
     "[": "{[}",  # at the start of a line it would be an option of the end of the line before
@@ -358,13 +363,34 @@ def _cite(comparison: Comparison) -> str:
 
 
 def bibtex_key(paper: Paper) -> str:
-    """Return the key of a paper: its first author and year.
+    """Return the key of a paper: its first author and year, and a letter if an earlier paper has this key.
 
-    >>> bibtex_key(Paper("T5", "Raffel et al. 2020", ()))
-    'raffel2020'
+    Earlier is the paper of an earlier table, so that a key is the same in all reports.
+
+    >>> bibtex_key(Paper("Mine", "Ångström et al. 2031", ()))
+    'angstrom2031'
     """
+    keys: dict[tuple[str, ...], str] = {}  # identity of a paper -> its key
+    known = (table.paper for table in TABLES.values() if table.paper)
+    for each in (*known, paper):
+        if _identity(each) not in keys:
+            keys[_identity(each)] = next(key for key in _possible_keys(each) if key not in keys.values())
+    return keys[_identity(paper)]
+
+
+def _identity(paper: Paper) -> tuple[str, ...]:
+    """Return what tells one paper from another: all but the columns of scores, of which tables add some."""
+    return paper.name, paper.citation, paper.title, paper.authors, paper.source
+
+
+def _possible_keys(paper: Paper) -> Iterator[str]:
+    """Yield "wang2022", "wang2022b", "wang2022c" and so on, without accents."""
     author, year = _author_and_year(paper)
-    return re.sub(r"[^a-z0-9]", "", author.lower().partition(" et al")[0]) + year
+    plain = unicodedata.normalize("NFKD", author.lower().partition(" et al")[0])
+    key = re.sub(r"[^a-z0-9]", "", plain) + year or "paper"
+    yield key
+    for number in count(2):
+        yield f"{key}{chr(ord('a') + number - 1)}" if number <= 26 else f"{key}-{number}"
 
 
 def _author_and_year(paper: Paper) -> tuple[str, str]:
@@ -374,12 +400,15 @@ def _author_and_year(paper: Paper) -> tuple[str, str]:
 
 def bibtex(papers: Iterable[Paper]) -> str:
     """Return an entry for each paper, with what is known of it: authors, title, year and place."""
-    return "\n".join(_entry(paper) for paper in dict.fromkeys(papers))
+    by_key = {bibtex_key(paper): paper for paper in papers}
+    return "\n".join(_entry(key, paper) for key, paper in by_key.items())
 
 
-def _entry(paper: Paper) -> str:
+def _entry(key: str, paper: Paper) -> str:
     first, year = _author_and_year(paper)
-    authors = paper.authors.replace(", ", " and ") or first.replace(" et al.", " and others")
+    authors = paper.authors.replace(", ", " and ")
+    if not authors:
+        authors = first.replace(" et al.", " and others").replace(" & ", " and ")
     # braces within keep the capitals of the title
     title = f"{{{escape(paper.title)}}}" if paper.title else ""
     fields = {"author": authors, "title": title, "year": year}
@@ -388,4 +417,4 @@ def _entry(paper: Paper) -> str:
     elif paper.source:
         fields["howpublished"] = escape(paper.source)
     lines = "".join(f"  {name} = {{{value}}},\n" for name, value in fields.items() if value)
-    return f"@misc{{{bibtex_key(paper)},\n{lines}}}\n"
+    return f"@misc{{{key},\n{lines}}}\n"

@@ -37,6 +37,10 @@ DIFFERENCE_TITLE = (
 EQUIVALENCE_TITLE = (
     f"Probability that equal rows are found equivalent (within {EQUIVALENCE_MARGIN:.2f} deviations)"
 )
+NOISE_TITLE = (
+    "What the tests are simulated with: the standard deviation of the difference of two runs\n"
+    "over seeds, and that of two rows over examples [standard deviations of a run]"
+)
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,28 @@ def measurement_note(noises: Mapping[Group, Noise]) -> str:
         f"The noise was measured on {noise.measured_rows} rows{beside}, with {dof}. It may be up to "
         f"{noise.std_upper_factor:.1f} times as large (95 %), and so may the differences.{remedy}"
     )
+
+
+def noise_sheet(noises: Mapping[Group, Noise]) -> Sheet:
+    """Return a line per group of tasks: the noise, pairs and rows that its tests are simulated with."""
+    sheet: Sheet = {}
+    for group, noise in noises.items():
+        tested_rows = {*chain.from_iterable(noise.pairs)}
+        line = {
+            "tasks": Cell(GROUP_TITLES[group]),
+            "over seeds": _deviation_cell(noise.seed_variance),
+            "over examples": _deviation_cell(noise.example_variance),
+            "pairs tested": Cell(str(len(noise.pairs)), value=len(noise.pairs)),
+            "rows of these": Cell(str(len(tested_rows)), value=len(tested_rows)),
+        }
+        for title, cell in line.items():
+            sheet.setdefault(title, []).append(cell)
+    return sheet
+
+
+def _deviation_cell(variance: float) -> Cell:
+    deviation = sqrt(variance)
+    return Cell(f"{deviation:.3f}", value=deviation)
 
 
 def power_sheets(noises: Mapping[Group, Noise]) -> dict[str, Sheet]:

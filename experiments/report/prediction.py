@@ -10,6 +10,8 @@ from experiments.report.order import ScalePrediction, SeedScores, scale_predicti
 from lm.config.base import SettingError
 from lm.files import parse_with_checksum
 
+# what looking up values raises in a file of another form
+MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
 GroupScores = Mapping[Group, SeedScores]  # group of metrics -> row -> seed -> combined score
 
 
@@ -57,10 +59,8 @@ def read_combined_scores(path: Path) -> dict[str, dict[Group, dict[str, dict[int
                 for group, seeds in values["combined"].items():
                     by_seed = {int(seed): score for seed, score in seeds.items()}
                     by_group.setdefault(group, {})[row] = by_seed
-    except (AttributeError, KeyError) as error:
-        raise SettingError(
-            f"{path} should be the results.json of a report by this version; make it anew: {error!r}"
-        ) from error
+    except MALFORMED as error:
+        raise malformed(path, error) from error
     return scores
 
 
@@ -69,6 +69,13 @@ def has_left_plateau(row: Mapping[str, Any]) -> bool:
     runs = row["seeds"].values()
     num_stuck = sum(run["content_loss"] is not None and run["exit_step"] is None for run in runs)
     return not row["has plateau"] or 2 * num_stuck < len(runs) or not runs
+
+
+def malformed(path: Path, error: Exception) -> SettingError:
+    """Return the error for a results.json whose tables lack what this version writes."""
+    return SettingError(
+        f"{path} should be the results.json of a report by this version; make it anew: {error!r}"
+    )
 
 
 def read_tables(path: Path) -> Mapping[str, Any]:

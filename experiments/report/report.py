@@ -25,7 +25,7 @@ from experiments.figures.panels import PlotGrid
 from experiments.report import text
 from experiments.report.comparison import Comparison, Verdicts, Warn, share_noise
 from experiments.report.export import predictions_data, report_data, seeds_csv, sheet_csv
-from experiments.report.figures import save_figures, table_figures
+from experiments.report.figures import remove_outdated_figures, save_figures, table_figures
 from experiments.report.latex import bibtex, latex_tables
 from experiments.report.metrics import GROUP_TITLES, HELD_OUT, Group
 from experiments.report.order import ScalePrediction
@@ -198,6 +198,8 @@ def write_report(
     path = folder / "report.md"
     for table_report in shown.values():
         save_figures(table_report.figures, folder)
+    figures = {name: grid for table_report in shown.values() for name, grid in table_report.figures.items()}
+    remove_outdated_figures(figures, folder)
     header = report_header(comparisons, scale, shown, list(warnings), overridden)
     verdicts = [each.verdicts for each in shown.values()]
     summary = text.summary_sheet(reported, verdicts)
@@ -214,6 +216,11 @@ def write_report(
         write(folder / f"{file_name(name)}.csv", sheet_csv(table_report.sheets[SCORES]))
     if summary["table"]:
         write(folder / "order.csv", sheet_csv(summary))
+    else:
+        (folder / "order.csv").unlink(missing_ok=True)  # of an earlier report
+    for table in tables:
+        if table.name not in shown:
+            (folder / f"{file_name(table.name)}.csv").unlink(missing_ok=True)
     write(path.with_suffix(".csv"), seeds_csv(comparisons))
     data = report_data(reported, verdicts, command, scale)
     if against:

@@ -16,7 +16,6 @@ from experiments.report.comparison import (
     EQUIVALENCE_MARGIN,
     MIN_ABOVE_CHANCE,
     UNCOMPARED,
-    UNKNOWN_NOISE,
     BaselineDifference,
     BaselineVerdict,
     Comparison,
@@ -292,19 +291,28 @@ def plateau_note(comparison: Comparison) -> str:
 
 
 def noise_notes(comparison: Comparison) -> list[str]:
-    """Return a note if the unit of mean z-scores, in a table with tasks, is the noise of examples alone.
+    """Return notes on the unit of mean z-scores, in a table with tasks: on what of the noise is unknown.
 
-    It is if no learning row of the report has two seeds.
+    The noise over seeds is unknown if no learning row of the report has two seeds, and that of a metric if
+    its examples were not kept either.
     """
     if not comparison.has_tasks or len(comparison.trained_rows) < 2:
         return []
-    noises = [comparison.noise[metric.name] for metric in comparison.judging_metrics]
-    if any(noise.seeds for noise in noises) or not any(noise.examples for noise in noises):
-        return []
-    return [
-        "Without a second seed of any learning row, a standard deviation of a run is here that of its "
-        "examples alone. It lacks the noise over seeds: with more seeds it grows, and mean z-scores shrink."
-    ]
+    noises = {metric.name: comparison.noise[metric.name] for metric in comparison.judging_metrics}
+    notes = []
+    if any(noise.examples for noise in noises.values()) and not any(noise.seeds for noise in noises.values()):
+        notes.append(
+            "Without a second seed of any learning row, a standard deviation of a run is here that of its "
+            "examples alone. It lacks the noise over seeds: with more seeds it grows, and mean z-scores "
+            "shrink."
+        )
+    if unknown := [name for name, noise in noises.items() if not noise.is_known]:
+        notes.append(
+            f"The noise of {', '.join(unknown)} is unknown: no learning row has seeds that differ, and no "
+            "examples were kept. In mean z-scores such a metric counts in its own unit, so do not compare "
+            "them."
+        )
+    return notes
 
 
 def equal_rows_note(comparison: Comparison) -> str:
@@ -959,7 +967,7 @@ def _raw_unit(comparison: Comparison) -> str:
     if comparison.main_group != "held-out text":
         return ""
     (metric,) = comparison.judging_metrics
-    if comparison.noise_std[metric.name] != UNKNOWN_NOISE:
+    if comparison.noise[metric.name].is_known:
         return ""
     return HELD_OUT_UNITS[metric.measure]
 
@@ -1019,10 +1027,13 @@ def claims_notes(comparison: Comparison, verdicts: Verdicts) -> list[str]:
         return []
     lines = []
     for group, by_budget in verdicts.items():
+        titles: dict[str, list[str]] = {}  # counts as text -> the budgets at which they are the same
         for budget, judged in by_budget.items():
             counts = count_verdicts(judged)
             if counts.total:  # else all claims are about other tasks
-                lines.append(f"- {GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}: {counts_text(counts)}")
+                titles.setdefault(counts_text(counts), []).append(BUDGET_TITLES[budget])
+        for said, budgets in titles.items():
+            lines.append(f"- {GROUP_TITLES[group]}, {' and '.join(budgets)}: {said}")
     replication = simulate_replication(comparison.table)
     if replication.total:
         lines.append(f"- simulated replication of the paper: {counts_text(replication)}")
@@ -1124,28 +1135,34 @@ def all_claims_note(verdicts: Sequence[Verdicts], comparisons: Sequence[Comparis
     claimed = [pair for pair in zip(verdicts, comparisons, strict=True) if _claims_of(pair[0])]
     if len(claimed) < 2:
         return ""
-    counts: dict[str, list[VerdictCounts]] = {}  # title -> counts of each table
-    for group in dict.fromkeys(chain.from_iterable(by_group for by_group, _ in claimed)):
-        for budget in JUDGED_BUDGETS:
-            counts[f"{GROUP_TITLES[group]}, {BUDGET_TITLES[budget]}"] = [
-                count_verdicts(by_group[group][budget]) for by_group, _ in claimed if group in by_group
-            ]
-    replications = [simulate_replication(comparison.table) for _, comparison in claimed]
-    counts["simulated replication of the paper"] = replications
     lines = []
-    for title, by_table in counts.items():
-        if known := [each for each in by_table if each.total]:  # else all claims are about other tasks
-            lines.append(f"- {title}: {_mean_share_text(known)}")
+    for group in dict.fromkeys(chain.from_iterable(by_group for by_group, _ in claimed)):
+        titles: dict[str, list[str]] = {}  # share as text -> the budgets at which it is the same
+        for budget in JUDGED_BUDGETS:
+            if said := _mean_share_text(
+                count_verdicts(by_group[group][budget]) for by_group, _ in claimed if group in by_group
+            ):
+                titles.setdefault(said, []).append(BUDGET_TITLES[budget])
+        for said, budgets in titles.items():
+            lines.append(f"- {GROUP_TITLES[group]}, {' and '.join(budgets)}: {said}")
+    if said := _mean_share_text(simulate_replication(comparison.table) for _, comparison in claimed):
+        lines.append(f"- simulated replication of the paper: {said}")
     if not lines:
         return ""
     return "Share of a table's claims that are confirmed, as a mean over tables:\n\n" + "\n".join(lines)
 
 
-def _mean_share_text(counts: Sequence[VerdictCounts]) -> str:
-    """Return the mean share over tables, each with the same weight, and the counts of all claims."""
-    share = mean(each.share_confirmed for each in counts)
-    total = VerdictCounts(*map(sum, zip(*counts, strict=True)))
-    return f"{share:.0%} of {_counted(len(counts), 'table')}; in all {counts_text(total)}"
+def _mean_share_text(counts: Iterable[VerdictCounts]) -> str:
+    """Return the mean share over tables, each with the same weight, and the counts of all claims.
+
+    Tables without a claim that counts are left out; "" if none is left.
+    """
+    known = [each for each in counts if each.total]
+    if not known:
+        return ""
+    share = mean(each.share_confirmed for each in known)
+    total = VerdictCounts(*map(sum, zip(*known, strict=True)))
+    return f"{share:.0%} of {_counted(len(known), 'table')}; in all {counts_text(total)}"
 
 
 # ---- other notes

@@ -67,13 +67,15 @@ def lowest_before_memorising(curves: Curves) -> tuple[float, float] | None:
 def plotted_metrics(stage: str) -> dict[str, tuple[str, str]]:
     """Return the plots of a stage: title -> (kind of its records, name of the value in them).
 
-    Phases of pre-training before the last one have plots of their own. Other stages by which rows are not
-    compared have none.
+    Phases of pre-training before the last one have plots of their own, whose titles begin with the phase.
+    Other stages by which rows are not compared have none.
     """
     if is_earlier_phase(stage):
         return {
             f"{base_name(stage)}: loss [nats/token]": ("train", "loss"),
-            f"{base_name(stage)}: held-out loss [nats/token]": ("eval", "loss"),
+            f"{base_name(stage)}: {HELD_OUT_LOSS}": ("eval", "loss"),
+            f"{base_name(stage)}: {CONTENT_LOSS}": ("eval", "content_loss"),
+            f"{base_name(stage)}: {UNIGRAM_LOSS}": ("eval", "reference_loss"),
         }
     if not is_compared(stage):
         return {}

@@ -96,7 +96,11 @@ def _shortened(name: str) -> str:
 
 def report_folder(runs: Path, scale: str, tables: Sequence[Table], overrides: Mapping[str, Any]) -> Path:
     """Return the folder of the report on ``tables``, which no other set of tables or overrides has."""
-    return runs / scale / "reports" / with_overrides(report_name([table.name for table in tables]), overrides)
+    name = report_name([table.name for table in tables])
+    # ``with_overrides`` writes "/" as "_": a checksum tells a/b from a_b
+    if with_slash := {path: str(value) for path, value in overrides.items() if "/" in str(value)}:
+        name += f"-{sha256(json.dumps(with_slash, sort_keys=True).encode()).hexdigest()[:6]}"
+    return runs / scale / "reports" / with_overrides(name, overrides)
 
 
 def report_name(tables: Sequence[str]) -> str:

@@ -21,10 +21,12 @@ from paths import GOLDEN, ROOT
 from variants import with_quick
 
 from experiments.__main__ import dispatch
-from experiments.figures import FIGURES, benchmark
+from experiments.figures import FIGURES, benchmark, concepts, trained_models
 from experiments.figures.benchmark import measure_mixers
+from experiments.figures.concepts import LengthsFigure
 from experiments.figures.curves import alibi_curves, bias_plots, bucket_curves, rotary_curves
 from experiments.figures.draw import draw_heat_maps, draw_plots, save_figure
+from experiments.figures.language_models import read_scores
 from experiments.figures.masks import MASKS, masked_softmax_steps
 from experiments.figures.model_inspection import (
     ModelOnText,
@@ -37,6 +39,9 @@ from experiments.figures.model_inspection import (
 )
 from experiments.figures.panels import Curve, HeatMap, Plot, PlotGrid, Scale
 from experiments.figures.trained_models import (
+    DecodingFigure,
+    GradientFigure,
+    SimilarityFigure,
     contextual_model,
     read_text,
     similarity_curves,
@@ -44,8 +49,13 @@ from experiments.figures.trained_models import (
     word_span,
 )
 from experiments.figures.training import training_figure
+from experiments.runs.curves import plotted_metrics
+from experiments.runs.paths import save_settings
+from experiments.runs.result import write_result
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
+from experiments.study.paths import run_folder
+from experiments.study.registry import TABLES, build
 from lm.batch import Batch, Side
 from lm.config.attention import RotaryConfig
 from lm.config.base import SettingError, changes
@@ -416,6 +426,57 @@ def test_training_is_drawn_once_where_all_targets_are_content_and_what_never_cha
     (axes,) = draw_plots(PlotGrid([panel])).axes
     color_of = {line.get_linestyle(): line.get_color() for line in axes.lines[::-1]}
     assert color_of[":"] == axes.lines[0].get_color(), "a row's dotted line has the color of its curve"
+
+
+@pytest.mark.parametrize("kind", [LengthsFigure, DecodingFigure])
+def test_lengths_in_any_order_make_a_curve_from_left_to_right(kind, monkeypatch):
+    for module, name in ((concepts, "measure_mixers"), (trained_models, "measure_decoding")):
+        monkeypatch.setattr(module, name, lambda _, lengths, measure=name: costs_of(measure, lengths))
+    for axes in kind(lengths=(8, 2, 4, 8)).figure().axes:
+        for line in axes.lines:
+            assert [*line.get_xdata()] == [2, 4, 8]
+
+
+def costs_of(measure, lengths):
+    costs = [benchmark.Cost(1.0 * length, 2**20) for length in lengths]
+    return {"with cache": costs} if measure == "measure_decoding" else [costs] * 3
+
+
+@pytest.mark.parametrize("word", ["", " "])
+def test_a_word_that_is_empty_is_refused_and_is_no_space_of_the_sentences(word, tmp_path):
+    with pytest.raises(SettingError, match="--word is empty"):
+        SimilarityFigure(runs=(tmp_path,), text="a set", other="a pair", word=word).figure()
+
+
+@pytest.mark.parametrize("gain", [float("nan"), float("inf")])
+def test_a_gain_that_is_no_number_is_refused(gain):
+    with pytest.raises(SettingError, match="--gain .* should be a finite factor"):
+        GradientFigure(gain=gain).figure()
+
+
+def test_each_phase_of_pre_training_is_drawn_with_the_unigram_loss_of_its_own_text():
+    last = curves_of(held_out=(6.0, 5.0, 4.0), content=(6.0, 5.0, 4.0), unigram=(6.1, 6.1, 6.1))
+    first = curves_of(held_out=(9.0, 8.0, 7.0), content=(9.0, 8.0, 7.0), unigram=(9.5, 9.5, 9.5))
+    both = {f"phase-1: {name}": curves for name, curves in first.items()} | last
+    panels = {panel.title: panel for panel in training_figure({"MLM, then CLM": both, "CLM": last}).panels}
+    assert {title: panel.levels for title, panel in panels.items()} == {
+        "phase-1: held-out loss [nats/token]": {"unigram model": pytest.approx(9.5)},
+        "held-out loss [nats/token]": {"unigram model": pytest.approx(6.1)},
+    }
+    named = plotted_metrics("phase-1")
+    assert {name for _, name in named.values()} == {"loss", "content_loss", "reference_loss"}
+    assert {*named} > {*both} - {*last}, "as they are read"
+
+
+def test_the_history_counts_every_finished_seed_of_a_row(tmp_path):
+    for seed in range(TABLES["history"].seeds + 1):
+        folder = run_folder(tmp_path, "nano", "history/trigram", seed, {})
+        save_settings(folder, build("history/trigram", "nano", {"seed": seed}))
+        measured = {"step": 1, "seconds": 1.0, "nats": 900.0, "tokens": 300, "words": 200, "bytes": 1_000}
+        scores = {"columns": {}, "tasks": {}, "held_out_loss": None, "seconds": 1.0, "tokens": 9}
+        write_result(folder, scores | {"likelihoods": [measured]})
+    (score,) = read_scores(tmp_path, "nano", "history")
+    assert score.seeds == TABLES["history"].seeds + 1
 
 
 def test_a_layer_is_as_far_from_what_it_was_as_it_was_moved():

@@ -459,6 +459,15 @@ def test_a_compiler_that_breaks_down_is_one_line(monkeypatch, tmp_path):
     assert "broke down, exit code 1" in found.failed
 
 
+@pytest.mark.parametrize("contents", ["", '{"parameters": 1', "[1]", '{"unknown": 1}'])
+def test_a_damaged_file_in_the_cache_of_plans_is_compiled_again(contents, monkeypatch, tmp_path):
+    monkeypatch.setattr(compiler.metadata, "version", lambda name: "1")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    step = planned_step(build(ROW, "nano"), find_slice("v5e:2x2"))
+    (tmp_path / f"{program_key(step)}.json").write_text(contents)
+    assert "broke down" in compile_step(step, tmp_path, print).failed, "the compiler was started"
+
+
 @pytest.mark.slow
 def test_the_search_compiles_different_arrangements_that_fit_by_the_rough_count():
     found = [

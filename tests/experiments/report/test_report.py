@@ -28,8 +28,10 @@ from experiments.figures import draw
 from experiments.figures.draw import draw_plots
 from experiments.processes import progress
 from experiments.report import report, results
+from experiments.report.claims_figure import ClaimsFigure
 from experiments.report.comparison import Mismatch
 from experiments.report.figures import axis_values, published_standardized_difference, table_figures
+from experiments.report.latex import bibtex, bibtex_key, escape
 from experiments.report.order import scale_prediction
 from experiments.report.overrides import with_override_rows
 from experiments.report.page import prediction_samples
@@ -56,7 +58,7 @@ from experiments.study import claims as paper
 from experiments.study.changes import objective
 from experiments.study.experiment import BASELINE
 from experiments.study.overrides import explicit_overrides, short_name, start_changes
-from experiments.study.paths import report_name, row_folder, run_folder
+from experiments.study.paths import report_folder, report_name, row_folder, run_folder
 from experiments.study.presets import GPT
 from experiments.study.registry import REGISTRY, TABLES, add_rows, add_table, build, find, tables_of
 from experiments.study.scales import SCALES
@@ -289,6 +291,13 @@ def test_every_set_of_tables_has_a_report_of_its_own(tmp_path, pattern, folder):
     wanted = tables_of(find(pattern))
     finish(tmp_path, wanted[0].rows[0].name, 0, 1.0)
     assert report.write_report(wanted, "nano", tmp_path).path.parent.name == folder
+
+
+def test_no_two_settings_share_the_folder_of_their_report(tmp_path):
+    values = ("a/b", "a_b", "a/b/c", "a_b/c", "a/b_c")
+    folders = {report_folder(tmp_path, "nano", RATES, {"data.corpus": value}) for value in values}
+    assert len(folders) == len(values)
+    assert {folder.parent for folder in folders} == {tmp_path / "nano" / "reports"}
 
 
 def test_no_two_sets_of_tables_share_the_folder_of_their_report(restored_registry):
@@ -578,6 +587,78 @@ def test_a_figure_is_drawn_again_only_if_its_panels_changed(tmp_path, monkeypatc
     finish(tmp_path, NAMES[0], 2, 50.0)
     written(tmp_path)
     assert picture.name in drawn[1:], "it shows other scores"
+
+
+def test_a_picture_of_an_earlier_report_is_not_left_beside_those_of_other_runs(tmp_path, monkeypatch):
+    made, _ = written(study(tmp_path))
+    folder, name = made.path.parent, "t5-6-corruption-rate"
+    report.write_pictures(made, "svg")
+    (folder / "mine.png").write_bytes(b"")
+    drawn = made.tables[RATES[0].name].figures
+    with monkeypatch.context() as patch:
+        patch.setattr(report, "table_figures", lambda *_: drawn | {f"{name}-crossing": drawn[name]})
+        written(tmp_path)
+    assert {f"{name}.png", f"{name}-crossing.png", f"{name}.svg"} <= {*os.listdir(folder)}
+    finish(tmp_path, NAMES[0], 2, 50.0)
+    written(tmp_path)
+    pictures = {file for file in os.listdir(folder) if file.endswith((".png", ".svg"))}
+    assert pictures == {f"{name}.png", "mine.png"}, "another figure, another format, and a file of the user"
+
+
+def test_a_table_of_an_earlier_report_is_not_left_beside_those_of_other_runs(tmp_path):
+    tables = [*RATES, *tables_of(find("t5/8-*"))]
+    baseline = finish(tmp_path, FIRST.split()[0], 0, 50.0)
+    last = [finish(tmp_path, tables[1].rows[-1].name, 0, 50.0), finish(tmp_path, NAMES[0], 0, 40.0)]
+    made = report.write_report(tables, "nano", tmp_path)
+    files = {f"{table.name.replace('/', '-')}.csv" for table in tables}
+    assert {*made.tables} == {table.name for table in tables}
+    assert files < {*os.listdir(made.path.parent)}
+    shutil.rmtree(last[0])
+    made = report.write_report(tables, "nano", tmp_path)
+    assert {*made.tables} == {RATES[0].name} and baseline.exists()
+    assert files & {*os.listdir(made.path.parent)} == {"t5-6-corruption-rate.csv"}
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_page_sorts_upper_bounds_by_their_numbers():
+    page = (Path(report.__file__).parent / "page.html").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("const number =")]
+    code = (
+        line
+        + 'console.log(["≤\N{NO-BREAK SPACE}2.5", "1,024", "+0.5 ▲", "–", "not yet learning"].map(number))'
+    )
+    done = subprocess.run(["node", "-e", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[ 2.5, 1024, 0.5, null, null ]"
+
+
+def test_signs_of_labels_that_latex_does_not_know_are_commands():
+    assert escape("x ≥ 2 | −1") == r"x $\geq$ 2 \textbar{} $-$1"
+
+
+@pytest.mark.parametrize(
+    ("citation", "key", "author"),
+    [
+        ("Smith & Jones 2031", "smithjones2031", "Smith and Jones"),
+        ("Ångström et al. 2031", "angstrom2031", "Ångström and others"),
+        ("李 2031", "2031", "李"),
+        ("李", "paper", "李"),
+    ],
+)
+def test_every_paper_has_a_key_and_authors_that_bibtex_reads(citation, key, author):
+    entry = bibtex([Paper("mine", citation, ())])
+    assert entry.startswith(f"@misc{{{key},\n") and f"  author = {{{author}}},\n" in entry
+
+
+def test_papers_of_one_author_and_year_are_cited_by_different_keys(restored_registry):
+    first, second = (Paper(name, "Raffel et al. 2020", ()) for name in ("one", "other"))
+    t5 = TABLES["t5/1-baseline"].paper
+    for work in (first, second):
+        add_table(make_table(work.name, "", {"base": {}}, paper=work))
+    keys = [bibtex_key(work) for work in (t5, first, second)]
+    assert keys == ["raffel2020", "raffel2020b", "raffel2020c"]
+    more_columns = replace(second, columns=(Column("SQuAD", "%"),))
+    entries = bibtex([second, more_columns, t5])
+    assert re.findall(r"@misc\{(.*),", entries) == ["raffel2020c", "raffel2020"], "one work has one entry"
 
 
 def test_rows_that_are_one_experiment_are_read_once_and_keep_their_names(
@@ -1398,12 +1479,15 @@ def test_a_scale_that_is_none_is_refused_before_any_run_is_read(tmp_path, monkey
         report.write_report(RATES, "nano", tmp_path, against="nani")
 
 
-@pytest.mark.parametrize("tables", [[], {"t": {}}, {"t": {"rows": {"t/a": {"seeds": {}}}}}])
+@pytest.mark.parametrize(
+    "tables", [[], 3, {"t": {}}, {"t": {"rows": 3}}, {"t": {"rows": {"t/a": {"seeds": {}}}}}]
+)
 def test_a_file_that_is_no_results_json_of_this_version_is_refused_by_its_name(tmp_path, tables):
     path = tmp_path / "other.json"
     path.write_text(json_with_checksum({"tables": tables}))
-    with pytest.raises(SettingError, match=r"other\.json should be the results\.json of a report"):
-        read_combined_scores(path)
+    for read in (read_combined_scores, lambda path: ClaimsFigure(results=path).claims()):
+        with pytest.raises(SettingError, match=r"other\.json should be the results\.json of a report"):
+            read(path)
 
 
 def test_the_command_that_trains_missing_runs_is_said_to_be_of_one_table_of_several(tmp_path):

@@ -247,6 +247,24 @@ def test_the_unit_counts_as_one_over_seeds_if_any_row_of_the_report_has_two(tmp_
     assert not text.noise_notes(alone)
 
 
+def test_a_metric_that_counts_in_its_own_unit_among_z_scores_is_named(tmp_path):
+    comparison = study(tmp_path, seeds=1)
+    assert not comparison.noise["restore"].is_known and comparison.noise["cloze"].is_known
+    *_, note = text.noise_notes(comparison)
+    assert note.startswith("The noise of restore is unknown: ")
+    assert not any("is unknown" in note for note in text.noise_notes(study(tmp_path / "b", seeds=2)))
+
+
+def test_signal_to_noise_is_unknown_where_rows_on_the_plateau_alone_have_seeds(tmp_path):
+    stuck = {"exit_step": None}
+    comparison = study(tmp_path, prefix_lm=stuck, bert_style=stuck)
+    for name in (BASE, "t5/4-objective/deshuffling"):
+        del comparison.runs[name][1:]
+    assert comparison.std(comparison.metrics[1]) > 0
+    assert comparison.signal_to_noise["restore"] is None, "no unit to divide by"
+    assert comparison.signal_to_noise["cloze"] > 0, "that of its examples is known"
+
+
 def test_a_row_that_has_not_left_the_plateau_is_not_ordered(tmp_path):
     comparison = study(tmp_path, prefix_lm={"exit_step": None})
     assert words(comparison, "updates") == {
@@ -453,6 +471,19 @@ def test_the_seeds_that_find_a_difference_are_the_fewest_that_do(tmp_path, monke
     assert noise.seeds_to_find(0.5) is None
     (sheet,) = seeds_sheet({"reading": noise}, 0.5).values()
     assert sheet["reading"][0].text == "more than 100"
+
+
+def test_the_noise_and_the_number_of_pairs_that_power_follows_from_are_printed(tmp_path, monkeypatch, capsys):
+    comparison = study(tmp_path)
+    noise = measure_noise(comparison, "reading")
+    monkeypatch.setattr(report, "compare_tables", lambda *_: [comparison])
+    for difference in (None, 1.5):
+        power(TABLE.name, settings={}, runs=(str(tmp_path),), difference=difference)
+        printed = capsys.readouterr().out
+        assert ["reading", f"{noise.seed_variance**0.5:.3f}", "0.000", "3", "3"] in [
+            line.split() for line in printed.splitlines()
+        ]
+    assert len(noise.pairs) == 3, "the noise of examples is 0, as all runs find the same ones hard"
 
 
 def test_rows_that_the_noise_was_measured_on_and_that_are_not_in_the_table_are_named(tmp_path):
@@ -1000,6 +1031,22 @@ def test_what_a_task_loses_with_inputs_of_other_examples_stands_beside_its_score
         assert ("loses" in text._shuffled_cell(comparison, cloze).text) == is_share, "a share of nothing"
     comparison._values_by_seed[cloze.name][BASE] = {}
     assert text._shuffled_cell(comparison, cloze).text == "–", "the baseline lacks another of its tasks"
+
+
+def test_counts_of_claims_that_are_equal_at_both_budgets_are_told_once(tmp_path):
+    comparison = study(tmp_path)
+    verdicts = comparison.verdicts()
+    lines = text.claims_notes(comparison, verdicts)[0].splitlines()
+    assert [line.partition(":")[0] for line in lines if "reading" in line] == [
+        "- reading, after training",
+        "- reading, compute-matched",
+    ]
+    same = {group: dict.fromkeys(by_budget, by_budget["updates"]) for group, by_budget in verdicts.items()}
+    lines = text.claims_notes(comparison, same)[0].splitlines()
+    line = "- reading, after training and compute-matched: "
+    assert [each.startswith(line) for each in lines if "reading" in each] == [True]
+    lines = text.all_claims_note([same, same], [comparison, comparison]).splitlines()
+    assert [each.startswith(line) for each in lines if "reading" in each] == [True]
 
 
 def test_claims_are_weighted_so_that_a_large_table_is_one_vote():
