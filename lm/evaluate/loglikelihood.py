@@ -32,6 +32,7 @@ from lm.config.model import ModelConfig
 from lm.evaluate.bucketing import BucketBatch, batches_by_length
 from lm.evaluate.generate import Model
 from lm.nn.ensemble import Ensemble
+from lm.ops.losses import in_range
 from lm.tokenizers.tokenizer import Tokenizer
 
 TokenIds = Sequence[int] | np.ndarray
@@ -418,6 +419,7 @@ def _candidate_log_probs(model, batch, targets):
     rows, count, length = tokens.shape
     logits, cache = model.prefill(batch, batch.side("decoder").tokens.shape[1] + length - 1)
     first = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, :, 0], axis=1)
+    first = jnp.where(in_range(tokens[:, :, 0], logits.shape[-1]), first, jnp.nan)
     total = jnp.where(lengths > 0, first, 0.0)
     if length > 1:
         tokens, lengths = tokens.reshape(-1, length), jnp.maximum(lengths.reshape(-1) - 1, 0)
@@ -432,6 +434,15 @@ def _sum_log_probs(logits: Array, targets: Array, lengths: Array) -> Array:
 
     ``logits`` are [B,T,V].
     """
-    target = jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0]
-    log_probs = target - jax.nn.logsumexp(logits, axis=-1)
+    log_probs = token_log_probs(logits, targets)
     return jnp.where(jnp.arange(targets.shape[1])[None] < lengths[:, None], log_probs, 0.0).sum(-1)
+
+
+def token_log_probs(logits: Array, tokens: Array) -> Array:
+    """Return the log-probability of each token [B,T] under logits [B,T,V], float32 [B,T].
+
+    It is NaN for an id outside of [0, V): indexing would count a negative one from the end.
+    """
+    chosen = jnp.take_along_axis(logits, tokens[:, :, None], axis=-1)[:, :, 0]
+    log_probs = chosen - jax.nn.logsumexp(logits, axis=-1)
+    return jnp.where(in_range(tokens, logits.shape[-1]), log_probs, jnp.nan)

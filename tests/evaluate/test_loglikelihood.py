@@ -21,6 +21,7 @@ from lm.evaluate.loglikelihood import (
     candidate_log_probs,
     continuation_log_probs,
     documents_log_prob,
+    score_continuations,
     windows,
 )
 from lm.nn.ensemble import Ensemble
@@ -224,6 +225,17 @@ def test_an_ensemble_is_asked_as_one():
     model, pairs = make("decoder"), asked(6, 3)
     found = continuation_log_probs(Ensemble([model, model]), pairs, put)
     np.testing.assert_allclose(found, in_company(model, pairs), atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [-1, TINY.vocab_size])
+def test_an_id_that_is_no_token_has_no_likelihood(wrong):
+    """A negative one would be counted from the end of the vocabulary."""
+    model = make("decoder")
+    found = score_continuations(model, [([5], [6, wrong]), ([5], [6])], put)
+    assert np.isnan(found.log_probs).tolist() == [True, False]
+    assert not found.is_greedy[0]
+    (ranked,) = candidate_log_probs(model, [[5]], [[[wrong], [6, wrong], [6]]], put)
+    assert np.isnan(ranked).tolist() == [True, True, False]
 
 
 def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
