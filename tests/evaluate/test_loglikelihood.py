@@ -1,5 +1,6 @@
 """Log-probabilities of texts: what the plain forward pass says, whatever they are asked together with."""
 
+import tracemalloc
 from dataclasses import replace
 
 import jax
@@ -253,6 +254,17 @@ def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
     causal = make("encoder", attention=replace(TINY.attention, encoder_mask="causal"))
     with pytest.raises(SettingError, match="model.attention.encoder_mask='causal'"):
         continuation_log_probs(causal, [([5], [6])], put, BERT)
+
+
+def test_a_text_is_in_memory_once_whatever_the_number_of_its_tokens_that_an_encoder_predicts():
+    model, count = make("encoder"), 2_000
+    text = texts(7, [count])[0]
+    tracemalloc.start()
+    rows = list(loglikelihood._make_rows(model.config, [], (text,), 0, BERT))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(rows) == count
+    assert peak < 1_000 * count, "each row holds a few numbers, and no text of its own"
 
 
 def test_a_question_may_have_more_candidates_than_the_model_has_positions():
