@@ -119,6 +119,8 @@ def write_predictions(path: Path, task: AnyTask, rows: Iterable[Row], prediction
     Each line has a checksum of itself and of the line before.
     """
     if jax.process_index() == 0:
-        pairs = zip(map(task.to_text, rows), predictions, strict=True)
-        lines = ({"inputs": text, "target": target, "prediction": answer} for (text, target), answer in pairs)
+        lines: list[dict[str, Any]] = []
+        for row, prediction in zip(rows, predictions, strict=True):
+            inputs, target = task.to_text(row)
+            lines.append({"inputs": inputs, "target": target, "prediction": prediction})
         files.write(path, files.lines_with_checksum(lines))

@@ -5,6 +5,7 @@ A small model almost never generates the right answer; its likelihood says how f
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import log
 from typing import Any, NamedTuple
 
@@ -95,12 +96,19 @@ def pair_log_probs(model: Any, pairs: Sequence[Sequence[IdPair]], shard_batch: C
 
     Inputs are read once if all pairs of a row have the same.
     """
-    contexts = [{tuple(inputs) for inputs, _ in row} for row in pairs]
-    if all(len(inputs) == 1 for inputs in contexts) and any(len(row) > 1 for row in pairs):
+    has_choice = any(len(row) > 1 for row in pairs)
+    if has_choice and all(map(_has_one_context, pairs)):
+        contexts = [row[0][0] for row in pairs]
         answers = [[answer for _, answer in row] for row in pairs]
-        return candidate_log_probs(model, [row[0][0] for row in pairs], answers, shard_batch)
-    log_probs = continuation_log_probs(model, [pair for row in pairs for pair in row], shard_batch)
-    return np.split(np.asarray(log_probs), np.cumsum([len(row) for row in pairs])[:-1])
+        return candidate_log_probs(model, contexts, answers, shard_batch)
+    log_probs = continuation_log_probs(model, list(chain.from_iterable(pairs)), shard_batch)
+    ends = np.cumsum([len(row) for row in pairs])
+    return np.split(np.asarray(log_probs), ends[:-1])
+
+
+def _has_one_context(row: Sequence[IdPair]) -> bool:
+    """Return whether all pairs of a row have the same inputs."""
+    return len({tuple(inputs) for inputs, _ in row}) == 1
 
 
 def likeliest_pairs(log_probs: Sequence[np.ndarray], choices: Choices) -> np.ndarray:
