@@ -36,7 +36,8 @@ class GoldLikelihoods:
     num_bytes: np.ndarray  # int64 [N]: of the right answer
     # None for a task without a choice
     bits_above_chance: np.ndarray | None = None  # float64 [N]
-    ranked_first: np.ndarray | None = None  # float64 [N]: 1 if its log p per byte is the highest, else 0
+    # float64 [N]: 1 if its log p per byte is the highest, else 0; NaN if one of them is NaN
+    ranked_first: np.ndarray | None = None
 
     def metrics(self) -> dict[str, float]:
         """Return ``bits_per_byte`` of right answers; for a choice also the two metrics of ranking.
@@ -87,8 +88,9 @@ def likelihoods_from_log_probs(
         return GoldLikelihoods(bits, num_bytes)
     inverse_temperature = fit_inverse_temperature(rows if calibration is None else calibration)
     above_chance = np.array([bits_above_chance(row, inverse_temperature) for row in rows])
-    ranked_first = likeliest_pairs(log_probs, choices) == np.array(choices.gold)
-    return GoldLikelihoods(bits, num_bytes, above_chance, ranked_first.astype(np.float64))
+    is_right = likeliest_pairs(log_probs, choices) == np.array(choices.gold)
+    is_undefined = [np.isnan(row.log_probs).any() for row in rows]
+    return GoldLikelihoods(bits, num_bytes, above_chance, np.where(is_undefined, np.nan, is_right))
 
 
 def pair_log_probs(model: Any, pairs: Sequence[Sequence[IdPair]], shard_batch: Callable) -> list[np.ndarray]:
