@@ -367,10 +367,18 @@ def rouge(kind: str) -> Metric:
         from rouge_score.rouge_scorer import RougeScorer
 
         scorer = RougeScorer([kind], use_stemmer=False)
-        lines = [[text.replace(" . ", " .\n") for text in texts] for texts in (targets, predictions)]
-        return percent_mean([scorer.score(*pair)[kind].fmeasure for pair in zip(*lines, strict=True)])
+        scores: list[float] = []
+        for target, prediction in zip(targets, predictions, strict=True):
+            found = scorer.score(_one_sentence_per_line(target), _one_sentence_per_line(prediction))
+            scores.append(found[kind].fmeasure)
+        return percent_mean(scores)
 
     return metric
+
+
+def _one_sentence_per_line(text: str) -> str:
+    """Return a text with a line break after each sentence, as ``rougeLsum`` expects and T5 puts them."""
+    return text.replace(" . ", " .\n")
 
 
 def bleu(targets: Sequence[str] | Sequence[Sequence[str]], predictions: Sequence[str]) -> float:

@@ -208,12 +208,15 @@ def text_model(
 
     ``framed`` are the ids around a prompt, by default ``prompt_special_ids``'s.
     """
-    config, (begin, end) = model.config, framed or prompt_special_ids(model.config, tokenizer)
-    masking, prefix = None, tokenizer.eos if begin is None else begin
+    config = model.config
+    begin, end = framed or prompt_special_ids(config, tokenizer)
+    masking: Masking | None = None
+    prefix = tokenizer.eos if begin is None else begin
     if not config.has_decoder:
         before = () if begin is None else (begin,)
         after = () if end is None else (end,)
-        masking, prefix = Masking(tokenizer.mask, before, after), None
+        masking = Masking(tokenizer.mask, before, after)
+        prefix = None
     # a mask is left out of answers, unless it is the first of the sentinels that stand for spans
     is_sentinel = config.has_encoder and tokenizer.mask == tokenizer.sentinel(0)
     skipped = None if is_sentinel else tokenizer.mask

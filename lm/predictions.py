@@ -159,19 +159,25 @@ def _is_list(text: Any) -> bool:
 
 def _as_row(text: Any, kind: str) -> Row:
     """Return a text as the row of a task of this kind; SettingError for anything else."""
-    texts: Any = None  # as a task's ``texts`` returns them; None: not what this kind of head reads
-    if kind in READS_TEXTS:
-        texts = _as_texts(text)
-    elif kind == "tokens" and _is_list(text) and all(isinstance(word, str) for word in text):
-        texts = (list(text),)
-    elif kind == "span" and (pair := _as_texts(text)) is not None and len(pair) == 2:
-        texts = pair
-    elif kind == "choice" and _is_list(text) and text:
-        candidates = tuple(map(_as_texts, text))
-        texts = None if None in candidates else candidates
+    texts = _texts_of_kind(text, kind)
     if texts is None:
         raise SettingError(f"predict expects {EXPECTED[kind]} for each text, not {text!r:.80}")
     return {"texts": texts}
+
+
+def _texts_of_kind(text: Any, kind: str) -> tuple[Any, ...] | None:
+    """Return a text as a task of this kind returns its ``texts``; None for what such a head does not read."""
+    if kind in READS_TEXTS:
+        return _as_texts(text)
+    if kind == "span":
+        pair = _as_texts(text)
+        return pair if pair is not None and len(pair) == 2 else None
+    if not _is_list(text):
+        return None
+    if kind == "tokens":
+        return (list(text),) if all(isinstance(word, str) for word in text) else None
+    candidates = tuple(map(_as_texts, text))
+    return None if not candidates or None in candidates else candidates
 
 
 def _as_texts(text: Any) -> tuple[str, ...] | None:

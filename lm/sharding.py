@@ -170,7 +170,8 @@ def logical_axes(model: nnx.Module) -> dict[str, tuple[str, ...]]:
 
     Raises SettingError for an array outside of nnx.Param, or without one name for each axis.
     """
-    by_name, boxes = {}, jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    boxes = jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    by_name: dict[str, tuple[str, ...]] = {}
     for name, box in zip(named(model), boxes, strict=True):
         if not isinstance(box, nnx.Variable):
             raise SettingError(f"a model should hold its arrays in nnx.Param only, not {name} by itself")
@@ -227,8 +228,9 @@ def optimizer_state_shardings(
 
     def sharding_of(path, leaf):
         owners = [key.key for key in path if getattr(key, "key", None) in shapes]
-        # size of an axis of the parameter -> mesh axes
-        spec = dict(zip(shapes[owners[-1]], shardings[owners[-1]].spec, strict=True)) if owners else {}
+        spec: dict[int, Any] = {}  # size of an axis of the parameter -> mesh axes
+        if owners:
+            spec = dict(zip(shapes[owners[-1]], shardings[owners[-1]].spec, strict=True))
         sizes = [size for size in leaf.shape if size > 1]  # an axis of size 1 is one that was reduced
         if len(set(sizes) & spec.keys()) == len(sizes):
             return NamedSharding(mesh, PartitionSpec(*map(spec.get, leaf.shape)))
@@ -248,7 +250,8 @@ def _distinct_sizes(shape: tuple[int, ...], stacked: bool) -> tuple[int, ...]:
     Axes are visited from the smallest to the largest, and each gets at least 1 more than the one before. The
     axis of layers, the first if ``stacked``, keeps its size, which the others avoid.
     """
-    sizes, last, layers = list(shape), 0, shape[0] if stacked else 0
+    layers = shape[0] if stacked else 0
+    sizes, last = list(shape), 0
     for axis in sorted(range(stacked, len(shape)), key=lambda axis: shape[axis]):
         last = max(shape[axis], last + 1)
         last += last == layers

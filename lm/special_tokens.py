@@ -9,6 +9,11 @@ from lm.data.packing import ENCODER_DECODERS
 from lm.tokenizers.tokenizer import PAD, BoundaryTokens, Tokenizer
 
 
+def is_trained_here(tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer was trained here, so that its first ids are PAD, EOS and UNK."""
+    return tokenizer.first_regular_id > 0
+
+
 def special_ids(config: ModelConfig, tokenizer: Tokenizer) -> SpecialTokens:
     """Return the special ids of the model, or of its tokenizer where config.json names none.
 
@@ -19,7 +24,7 @@ def special_ids(config: ModelConfig, tokenizer: Tokenizer) -> SpecialTokens:
     eos = tokenizer.eos if special.eos is None else special.eos
     if special.start is not None or not config.has_decoder:
         return replace(special, eos=eos)
-    if tokenizer.first_regular_id > 0:
+    if is_trained_here(tokenizer):
         return replace(special, eos=eos, start=PAD)
     if template and template.prefix:
         return replace(special, eos=eos, start=template.prefix[0])
@@ -42,7 +47,7 @@ def check_special(config: ModelConfig, tokenizer: Tokenizer, name: str) -> None:
             "they should be the same"
         )
     allowed_starts = (PAD,) if config.architecture in ENCODER_DECODERS else (PAD, None)
-    if tokenizer.first_regular_id > 0 and (special.pad != PAD or special.start not in allowed_starts):
+    if is_trained_here(tokenizer) and (special.pad != PAD or special.start not in allowed_starts):
         raise SettingError(
             f"model.special={special} should have pad {PAD} and start {PAD} with this vocabulary: set "
             f"--model.special.pad {PAD} --model.special.start {PAD}"
@@ -50,13 +55,17 @@ def check_special(config: ModelConfig, tokenizer: Tokenizer, name: str) -> None:
 
 
 def prompt_special_ids(config: ModelConfig, tokenizer: Tokenizer) -> tuple[int | None, int | None]:
-    """Return the ids that begin and end a prompt; None where there is none."""
+    """Return the ids that begin and end a prompt; None where there is none.
+
+    A decoder without a start token whose tokenizer was trained here is trained after PAD.
+    """
     if config.architecture == "encoder":
         return tokenizer.cls, tokenizer.sep
     if config.has_encoder:
         return None, tokenizer.eos
-    start = config.special.start
-    return (tokenizer.cls, None) if start is None else (start, tokenizer.eos)
+    if config.special.start is None and not is_trained_here(tokenizer):
+        return tokenizer.cls, None
+    return boundary_tokens(config, tokenizer).decoder_start, tokenizer.eos
 
 
 def boundary_tokens(config: ModelConfig, tokenizer: Tokenizer) -> BoundaryTokens:

@@ -68,7 +68,7 @@ def embed(run: Path, file: Path | None = None, /, *, out: Path, mixture: Mixture
         out: File to write, NAME.npy.
     """
     if out.suffix != ".npy":
-        raise SettingError(f"--out {out} should end in .npy, the format of numpy")
+        raise SettingError(f"--out {out} should be a file name that ends in .npy, such as vectors.npy")
     texts = read_lines(file)
     if None in texts:
         place = f"line {texts.index(None) + 1} of {file or 'the standard input'}"

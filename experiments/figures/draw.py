@@ -42,7 +42,7 @@ def check_format(out: Path) -> None:
     """Raise SettingError unless a figure can be written to ``out``."""
     if out.suffix.lower() not in FORMATS:
         formats = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise SettingError(f"--out {out} should be a picture that ends in {formats}")
+        raise SettingError(f"--out {out} should be a file name that ends in {formats}, such as picture.png")
 
 
 def save_figure(figure: Figure, out: Path, description: str = "", dpi: int = 100) -> None:

@@ -26,6 +26,7 @@ from lm.evaluate.loglikelihood import without_start
 from lm.nn.transformer import Transformer
 from lm.notebook import TrainableModel, text_model
 from lm.predictions import TextHead
+from lm.special_tokens import boundary_tokens, is_trained_here
 from lm.tokenizers.tokenizer import MASK, Tokenizer
 from lm.train.optimizers import EMBEDDING
 
@@ -55,11 +56,11 @@ def boundary_ids(stage: Stage, vocabulary: Tokenizer) -> tuple[int | None, int |
     eos = vocabulary.eos if knows_eos(stage) else None
     if model.has_encoder:
         return None, eos
-    if model.special.start is None:
+    if model.special.start is None and not is_trained_here(vocabulary):
         return vocabulary.cls, None
     # EOS ends the inputs of an example; a language model has no inputs
     has_inputs = not pretrains_on_corpus(stage) or experiment.objective.has_inputs
-    return model.special.start, eos if has_inputs else None
+    return boundary_tokens(model, vocabulary).decoder_start, eos if has_inputs else None
 
 
 @dataclass(frozen=True)

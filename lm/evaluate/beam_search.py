@@ -35,13 +35,21 @@ class BeamRules:
             raise SettingError(f"early_stopping={self.early_stopping!r} should be True, False or 'never'")
 
 
-T5_RULES = BeamRules(  # Wu et al. 2016; T5X
-    lambda length, alpha: ((5 + length) / 6) ** alpha, 2, truncated_beams="fallback", early_stopping="never"
+def shifted_length_penalty(length: Any, alpha: float) -> Any:
+    """Return ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14)."""
+    return ((5 + length) / 6) ** alpha
+
+
+def plain_length_penalty(length: Any, alpha: float) -> Any:
+    """Return length^alpha, by which transformers divides."""
+    return length**alpha
+
+
+T5_RULES = BeamRules(  # T5X
+    shifted_length_penalty, 2, truncated_beams="fallback", early_stopping="never"
 )
 # With these rules one beam is greedy decoding; with T5_RULES it may end by an EOS that is second best.
-TRANSFORMERS_RULES = BeamRules(
-    lambda length, alpha: length**alpha, 1, truncated_beams="finished", early_stopping=False
-)
+TRANSFORMERS_RULES = BeamRules(plain_length_penalty, 1, truncated_beams="finished", early_stopping=False)
 
 
 class Search(NamedTuple):
@@ -65,6 +73,14 @@ class Beams(NamedTuple):
     done: Array  # bool [B]: no running beam can change the finished ones
 
 
+class Extension(NamedTuple):
+    """The beams of a search after one more token, and what became of each running one."""
+
+    beams: Beams
+    parent: Array  # int32 [B,K]: index of the beam that it extends
+    token: Array  # int32 [B,K]: its last token
+
+
 def initial_beams(search: Search, has_prompt: Array, pad: int) -> Beams:
     """Return a state with one empty beam in each row where ``has_prompt``, bool [B], is true.
 
@@ -79,11 +95,8 @@ def initial_beams(search: Search, has_prompt: Array, pad: int) -> Beams:
 
 def extend_beams(
     search: Search, beams: Beams, log_probabilities: Array, step: Array, eos: int | None
-) -> tuple[Beams, Array, Array]:
-    """Extend the beams by the token at position ``step``, from log-probabilities [B,K,V].
-
-    Returns the new beams and, for each running one, the index of its parent beam and its token, both [B,K].
-    """
+) -> Extension:
+    """Extend the beams by the token at position ``step``, from log-probabilities [B,K,V]."""
     count, vocabulary, length = search.decoding.beams, log_probabilities.shape[-1], step + 1
     sums = (beams.sums[:, :, None] + log_probabilities).reshape(len(beams.sums), -1)
     sums, index = blockwise_top_k(sums, 2 * count)  # 2 K, so that K can go on even if K end
@@ -101,7 +114,7 @@ def extend_beams(
     sums, chosen = jax.lax.top_k(jnp.where(is_eos, -jnp.inf, sums), count)
     done = beams.done | _is_finished(search, sums[:, 0], scores[:, -1], length)
     parent, token = _gather(parent, chosen), _gather(token, chosen)
-    return Beams(_gather(tokens, chosen), sums, finished, scores, done), parent, token
+    return Extension(Beams(_gather(tokens, chosen), sums, finished, scores, done), parent, token)
 
 
 def blockwise_top_k(values: Array, count: int) -> tuple[Array, Array]:

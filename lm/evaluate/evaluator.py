@@ -15,7 +15,7 @@ from lm.batch import Batch
 from lm.data.tasks.choices import Choices
 from lm.data.tasks.labelled import AnyTask
 from lm.data.tasks.task import Row
-from lm.evaluate.ranked_choice import ExampleValues, gold_likelihoods
+from lm.evaluate.ranked_choice import ExampleValues, GoldLikelihoods, gold_likelihoods
 from lm.metrics import Value
 
 
@@ -40,6 +40,29 @@ class EvalTask:
         return max(len(self.rows), len(self.choices.gold) if self.choices else 0)
 
 
+@dataclass(frozen=True)
+class TaskEvaluation:
+    """What a model answered on a task, and its metrics."""
+
+    task: AnyTask
+    rows: Sequence[Row]  # those that were predicted
+    predictions: Sequence[Any]  # of ``rows``
+    likelihoods: GoldLikelihoods | None  # of the right answers; None: they were not measured
+    metrics: dict[str, Value]  # ``score`` is the one that ``task.measure`` names
+
+    def example_values(self) -> ExampleValues:
+        """Return what the score is made of, row by row; empty if it is not made of values of rows.
+
+        These are the scores of rows if the score is their mean, or else the likelihoods of right answers
+        (``GoldLikelihoods.example_values``). Scoring rows one by one takes longer than scoring all.
+        """
+        if self.task.measure == "score" and self.rows:
+            scores = self.task.example_scores(self.rows, self.predictions)
+            if scores is not None:
+                return {"score": scores}
+        return {} if self.likelihoods is None else self.likelihoods.example_values()
+
+
 def predict(model: Any, eval_task: EvalTask, shard_batch: Callable) -> list[Any]:
     """Return the model's prediction for every row, in order.
 
@@ -55,32 +78,26 @@ def predict(model: Any, eval_task: EvalTask, shard_batch: Callable) -> list[Any]
     return [eval_task.postprocess_output(row, np.asarray(output)) for row, output in pairs]
 
 
-def score_task(
-    model: Any, eval_task: EvalTask, shard_batch: Callable, path: Path | None
-) -> tuple[dict[str, Value], ExampleValues]:
-    """Return the metrics of a task, and what its score is made of, row by row.
+def score_task(model: Any, eval_task: EvalTask, shard_batch: Callable, path: Path | None) -> TaskEvaluation:
+    """Evaluate a model on a task.
 
     The metrics are those of the model's predictions, which are written to ``path``, and those of the right
-    answers' likelihood. ``score`` is the one that ``task.measure`` names. The values of rows are their scores
-    if it is the mean of them, or else those of ``GoldLikelihoods.example_values``.
+    answers' likelihood.
     """
-    task, metrics, values = eval_task.task, dict[str, Value](), ExampleValues()
+    task, metrics = eval_task.task, dict[str, Value]()
+    predictions: list[Any] = []
     if eval_task.rows:
         predictions = predict(model, eval_task, shard_batch)
         if path is not None:
             write_predictions(path, task, eval_task.rows, predictions)
         metrics = task.evaluate(eval_task.rows, predictions)
+    likelihoods = None
     if eval_task.choices is not None:
         likelihoods = gold_likelihoods(model, eval_task.choices, shard_batch, eval_task.calibration)
         metrics |= likelihoods.metrics()
-        values = likelihoods.example_values()
     if task.measure != "score":
         metrics["score"] = metrics[task.measure]
-    elif eval_task.rows:
-        scores = task.example_scores(eval_task.rows, predictions)
-        if scores is not None:
-            values = {"score": scores}
-    return metrics, values
+    return TaskEvaluation(task, eval_task.rows, predictions, likelihoods, metrics)
 
 
 def score_shuffled(model: Any, eval_task: EvalTask, shard_batch: Callable) -> dict[str, float]:
@@ -102,6 +119,8 @@ def write_predictions(path: Path, task: AnyTask, rows: Iterable[Row], prediction
     Each line has a checksum of itself and of the line before.
     """
     if jax.process_index() == 0:
-        pairs = zip(map(task.to_text, rows), predictions, strict=True)
-        lines = ({"inputs": text, "target": target, "prediction": answer} for (text, target), answer in pairs)
+        lines: list[dict[str, Any]] = []
+        for row, prediction in zip(rows, predictions, strict=True):
+            inputs, target = task.to_text(row)
+            lines.append({"inputs": inputs, "target": target, "prediction": prediction})
         files.write(path, files.lines_with_checksum(lines))

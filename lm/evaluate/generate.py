@@ -8,7 +8,7 @@ no answer.
 
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,14 @@ class Decoded(NamedTuple):
 
     tokens: Array  # int32 [B,max_length], padded after EOS
     lengths: Array  # int32 [B]: tokens written, EOS counted; the highest is the number of steps
+
+
+class Prefilled(NamedTuple):
+    """What a model knows when it has read the prompts of a batch."""
+
+    logits: Array  # float32 [B,V] of the first token of each answer
+    cache: Any  # for the other tokens: a ``Cache``, or one for each member of an ensemble
+    is_padding: Array  # bool [B]: rows that are all padding, and get no answer
 
 
 def greedy(model: Model, batch: Batch, *, max_length: int) -> Array:
@@ -120,10 +128,9 @@ def _decode(model, batch, key, *, decoding):
 
 
 def _first_logits(model, batch, max_length):
-    """Prefill the cache with the prompts.
+    """Read the prompts into a cache with room for answers of ``max_length`` tokens: ``Prefilled``.
 
-    Returns the logits [B,V] of the first token, the cache for the others, and which rows are all padding,
-    bool [B]. Raises SettingError if prompts, with their padding, and answers exceed the last position.
+    Raises SettingError if prompts, with their padding, and answers exceed the last position.
     """
     side = batch.side("encoder" if model.config.has_encoder else "decoder")
     tokens, segments = side.tokens, segments_of(side)
@@ -145,7 +152,7 @@ def _first_logits(model, batch, max_length):
             f"model.positions.max_length={longest}: shorten either, or the padding of the prompts"
         )
     logits, cache = model.prefill(batch, length)
-    return logits, cache, ~(segments > 0).any(-1)
+    return Prefilled(logits, cache, is_padding=jnp.logical_not((segments > 0).any(-1)))
 
 
 @partial(jax.jit, static_argnames="search")

@@ -40,6 +40,7 @@ from lm.evaluate.loglikelihood import (
     document_requests,
     pad_to_shape,
     run_batched,
+    token_log_probs,
 )
 
 REQUESTS_AT_ONCE = 1_024  # whose masked rows are in memory together
@@ -72,12 +73,18 @@ def continuation_bounds(
             "a text to score holds the mask token, such as [MASK], which masked diffusion never predicts, so "
             "that its probability is 0; leave the mask out, or put it into the context"
         )
+    num_ends = len(masking.begin) + len(masking.end)
+    for context, continuation in requests:  # all of them before the first is scored
+        check_length(model.config, num_ends + len(context) + len(continuation))
     nats, variances = np.zeros(len(requests)), np.zeros(len(requests))
     for first in range(0, len(requests), REQUESTS_AT_ONCE):
         numbers = range(first, min(first + REQUESTS_AT_ONCE, len(requests)))
-        rows = [row for n in numbers for row in _masked_rows(model.config, requests[n], n, masking, draws)]
-        # lengths of encoder, decoder and targets, as ``run_batched`` takes them
-        lengths = np.array([(len(row.tokens), 0, len(row.tokens)) for row in rows]).reshape(-1, 3)
+        rows: list[_MaskedRow] = []
+        for number in numbers:
+            rows += _masked_rows(requests[number], number, masking, draws)
+        lengths = np.zeros((len(rows), 3), np.int64)  # of encoder, decoder and targets
+        for index, row in enumerate(rows):
+            lengths[index] = len(row.tokens), 0, len(row.tokens)
         score_batch = partial(_weighted_losses, mask=masking.mask)
         losses = np.array(run_batched(score_batch, model, rows, lengths, shard_batch, _make_batch))
         pairs = losses.reshape(len(numbers), draws // 2, 2)
@@ -114,14 +121,11 @@ class _MaskedRow(NamedTuple):
     weights: np.ndarray  # float32
 
 
-def _masked_rows(
-    config: ModelConfig, request: Request, number: int, masking: Masking, draws: int
-) -> Iterator[_MaskedRow]:
+def _masked_rows(request: Request, number: int, masking: Masking, draws: int) -> Iterator[_MaskedRow]:
     """Yield the rows of a request, two for each stratum of the number of masks, one after the other."""
     context, continuation = request
     first, count = len(masking.begin) + len(context), len(continuation)
     text = np.array([*masking.begin, *context, *continuation, *masking.end], np.int32)
-    check_length(config, len(text))
     random = np.random.Generator(np.random.Philox(key=[0, number]))
     strata = np.arange(draws) // 2
     num_masks = 1 + ((strata + random.random(draws)) / (draws // 2) * count).astype(np.int64)
@@ -151,6 +155,5 @@ def _weighted_losses(model: Any, batch: Batch, *, mask: int) -> Array:
     """Return the sum of the weighted losses of each row's masked tokens, float32 [B] nats."""
     side = batch.side("encoder")
     logits = model(batch).at[:, :, mask].set(-jnp.inf)
-    target = jnp.take_along_axis(logits, side.targets[:, :, None], axis=-1)[:, :, 0]
-    losses = jax.nn.logsumexp(logits, axis=-1) - target
+    losses = -token_log_probs(logits, side.targets)
     return jnp.where(side.loss_weights > 0, losses * side.loss_weights, 0.0).sum(-1)

@@ -32,6 +32,7 @@ from lm.config.model import ModelConfig
 from lm.evaluate.bucketing import BucketBatch, batches_by_length
 from lm.evaluate.generate import Model
 from lm.nn.ensemble import Ensemble
+from lm.ops.losses import in_range
 from lm.tokenizers.tokenizer import Tokenizer
 
 TokenIds = Sequence[int] | np.ndarray
@@ -206,11 +207,12 @@ def windows(ids: TokenIds, window: Window, config: ModelConfig) -> Iterator[Requ
 class _Row(NamedTuple):
     """The tokens that a model reads in one row of a batch, and those that are then scored."""
 
-    encoder: TokenIds  # read by the encoder
+    encoder: TokenIds  # read by the encoder; the rows of an encoder's text share it
     prompt: TokenIds  # read by the decoder before the scored tokens
     candidates: tuple[TokenIds, ...]  # scored: one or several continuations; for an encoder the masked token
-    mask_position: int = 0  # for an encoder
-    request: int = 0  # index of the request that the row belongs to
+    request: int  # index of the request that the row belongs to
+    mask_position: int = 0  # for an encoder: where it reads ``mask`` in place of the text's token
+    mask: int | None = None  # for an encoder
 
 
 class _Targets(NamedTuple):
@@ -238,8 +240,7 @@ def _make_rows(
         text = [*masking.begin, *context, *continuation, *masking.end]
         check_length(config, len(text))
         for position, token in enumerate(continuation, len(masking.begin) + len(context)):
-            masked = [*text[:position], masking.mask, *text[position + 1 :]]
-            yield _Row(masked, (), ([token],), position, request)
+            yield _Row(text, (), ([token],), request, position, masking.mask)
         return
     prompt = start if config.has_encoder else [*start, *context]
     if not prompt:
@@ -249,7 +250,7 @@ def _make_rows(
     targets_length = max(map(len, candidates), default=0)
     num_read = max(targets_length - 1, 0)  # the last token is not read
     check_length(config, max(len(encoder), len(prompt) + num_read))
-    yield _Row(encoder, prompt, candidates, request=request)
+    yield _Row(encoder, prompt, candidates, request)
 
 
 def check_attention_mask(config: ModelConfig) -> None:
@@ -294,11 +295,13 @@ def _make_batch(config: ModelConfig, rows: Sequence[_Row], bucket: BucketBatch) 
     encoder = decoder = None
     if config.has_encoder:
         tokens, lengths = pad_to_shape([row.encoder for row in rows], (bucket.rows, encoder_length))
+        for index, row in enumerate(rows):
+            if row.mask is not None:
+                tokens[index, row.mask_position] = row.mask
         is_text = (np.arange(encoder_length)[None] < lengths[:, None]).astype(np.int32)
         encoder = Side(tokens=tokens, segment_ids=is_text)
         if "query-stream" in config.heads:  # which predicts masks without having read them (XLNet)
-            mask = rows[0].encoder[rows[0].mask_position]
-            encoder = replace(encoder, prediction_order=(tokens == mask).astype(np.int32))
+            encoder = replace(encoder, prediction_order=(tokens == rows[0].mask).astype(np.int32))
     prompt_lengths = np.zeros(bucket.rows, np.int32)
     prompt_lengths[: len(rows)] = [len(row.prompt) for row in rows]
     if config.has_decoder:
@@ -418,6 +421,7 @@ def _candidate_log_probs(model, batch, targets):
     rows, count, length = tokens.shape
     logits, cache = model.prefill(batch, batch.side("decoder").tokens.shape[1] + length - 1)
     first = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, :, 0], axis=1)
+    first = jnp.where(in_range(tokens[:, :, 0], logits.shape[-1]), first, jnp.nan)
     total = jnp.where(lengths > 0, first, 0.0)
     if length > 1:
         tokens, lengths = tokens.reshape(-1, length), jnp.maximum(lengths.reshape(-1) - 1, 0)
@@ -432,6 +436,15 @@ def _sum_log_probs(logits: Array, targets: Array, lengths: Array) -> Array:
 
     ``logits`` are [B,T,V].
     """
-    target = jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0]
-    log_probs = target - jax.nn.logsumexp(logits, axis=-1)
+    log_probs = token_log_probs(logits, targets)
     return jnp.where(jnp.arange(targets.shape[1])[None] < lengths[:, None], log_probs, 0.0).sum(-1)
+
+
+def token_log_probs(logits: Array, tokens: Array) -> Array:
+    """Return the log-probability of each token [B,T] under logits [B,T,V], float32 [B,T].
+
+    It is NaN for an id outside of [0, V): indexing would count a negative one from the end.
+    """
+    chosen = jnp.take_along_axis(logits, tokens[:, :, None], axis=-1)[:, :, 0]
+    log_probs = chosen - jax.nn.logsumexp(logits, axis=-1)
+    return jnp.where(in_range(tokens, logits.shape[-1]), log_probs, jnp.nan)

@@ -5,6 +5,7 @@ A small model almost never generates the right answer; its likelihood says how f
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import log
 from typing import Any, NamedTuple
 
@@ -35,7 +36,8 @@ class GoldLikelihoods:
     num_bytes: np.ndarray  # int64 [N]: of the right answer
     # None for a task without a choice
     bits_above_chance: np.ndarray | None = None  # float64 [N]
-    ranked_first: np.ndarray | None = None  # float64 [N]: 1 if its log p per byte is the highest, else 0
+    # float64 [N]: 1 if its log p per byte is the highest, else 0; NaN if one of them is NaN
+    ranked_first: np.ndarray | None = None
 
     def metrics(self) -> dict[str, float]:
         """Return ``bits_per_byte`` of right answers; for a choice also the two metrics of ranking.
@@ -86,8 +88,9 @@ def likelihoods_from_log_probs(
         return GoldLikelihoods(bits, num_bytes)
     inverse_temperature = fit_inverse_temperature(rows if calibration is None else calibration)
     above_chance = np.array([bits_above_chance(row, inverse_temperature) for row in rows])
-    ranked_first = likeliest_pairs(log_probs, choices) == np.array(choices.gold)
-    return GoldLikelihoods(bits, num_bytes, above_chance, ranked_first.astype(np.float64))
+    is_right = likeliest_pairs(log_probs, choices) == np.array(choices.gold)
+    is_undefined = [np.isnan(row.log_probs).any() for row in rows]
+    return GoldLikelihoods(bits, num_bytes, above_chance, np.where(is_undefined, np.nan, is_right))
 
 
 def pair_log_probs(model: Any, pairs: Sequence[Sequence[IdPair]], shard_batch: Callable) -> list[np.ndarray]:
@@ -95,12 +98,19 @@ def pair_log_probs(model: Any, pairs: Sequence[Sequence[IdPair]], shard_batch: C
 
     Inputs are read once if all pairs of a row have the same.
     """
-    contexts = [{tuple(inputs) for inputs, _ in row} for row in pairs]
-    if all(len(inputs) == 1 for inputs in contexts) and any(len(row) > 1 for row in pairs):
+    has_choice = any(len(row) > 1 for row in pairs)
+    if has_choice and all(map(_has_one_context, pairs)):
+        contexts = [row[0][0] for row in pairs]
         answers = [[answer for _, answer in row] for row in pairs]
-        return candidate_log_probs(model, [row[0][0] for row in pairs], answers, shard_batch)
-    log_probs = continuation_log_probs(model, [pair for row in pairs for pair in row], shard_batch)
-    return np.split(np.asarray(log_probs), np.cumsum([len(row) for row in pairs])[:-1])
+        return candidate_log_probs(model, contexts, answers, shard_batch)
+    log_probs = continuation_log_probs(model, list(chain.from_iterable(pairs)), shard_batch)
+    ends = np.cumsum([len(row) for row in pairs])
+    return np.split(np.asarray(log_probs), ends[:-1])
+
+
+def _has_one_context(row: Sequence[IdPair]) -> bool:
+    """Return whether all pairs of a row have the same inputs."""
+    return len({tuple(inputs) for inputs, _ in row}) == 1
 
 
 def likeliest_pairs(log_probs: Sequence[np.ndarray], choices: Choices) -> np.ndarray:

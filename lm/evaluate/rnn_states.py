@@ -1,5 +1,7 @@
 """Inspects recurrent layers as they read a text: gates, states, and gradients between states."""
 
+import operator
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -37,8 +39,11 @@ def recurrent_layers(model: Transformer, batch: Batch) -> list[tuple[Direction, 
         )
     inputs = model.mixer_inputs(batch)[side]
     stored = len(mixer.forward.bias[...])  # fewer than the layers if these share parameters
-    layers = [jax.tree.map(lambda leaf, i=i: leaf[i % stored], mixer.forward) for i in range(len(inputs))]
-    return list(zip(layers, inputs, strict=True))
+    layers: list[tuple[Direction, Array]] = []
+    for number, x in enumerate(inputs):
+        direction = jax.tree.map(operator.itemgetter(number % stored), mixer.forward)
+        layers.append((direction, x))
+    return layers
 
 
 def gate_activations(direction: Direction, x: Array) -> dict[str, Array]:

@@ -5,6 +5,7 @@ encoder-decoder reads them apart. Spaces at the end of a context belong to the c
 exceed the model's length lose their beginning.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ DEFAULT_LENGTH = 256  # longest answer if a request gives no length, as in the h
 # settings by which a request may give the length of the longest answer: the first that is given counts
 LENGTH_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 DEFAULT_TOP_K = 50  # number of tokens to sample from if a request gives none, as in transformers [tokens]
-SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "num_beams", "seed")
+WHOLE_NUMBERS = (*LENGTH_NAMES, "top_k", "num_beams", "seed")  # settings of a request that have no fraction
+NUMBERS = (*WHOLE_NUMBERS, "temperature", "top_p")
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,18 @@ class TextModel:
     max_length: int | None = None  # longest row; None: model.positions.max_length [tokens]
 
     def __post_init__(self):
+        if self.max_length is None:
+            return
         config = self.model.config
         longest = config.positions.max_length
-        if config.has_max_length and (self.max_length or 0) > longest:
+        if config.has_max_length and self.max_length > longest:
             raise SettingError(f"max_length={self.max_length} exceeds model.positions.max_length={longest}")
+        least = self._num_special_tokens + 1
+        if self.max_length < least:
+            raise SettingError(
+                f"max_length={self.max_length} should be at least {least}: the special tokens of a text, and "
+                "one token of it"
+            )
 
     @property
     def max_text_length(self) -> int:
@@ -61,12 +71,17 @@ class TextModel:
 
         These, a decoder's start token or those in ``masking``, are added when it is scored.
         """
+        return self._row_length - self._num_special_tokens
+
+    @property
+    def _num_special_tokens(self) -> int:
+        """Return the number of special tokens that scoring adds to a text."""
         num_ends = 0 if self.masking is None else len(self.masking.begin) + len(self.masking.end)
-        return self._row_length - self._adds_start - num_ends
+        return self._adds_start + num_ends
 
     @property
     def _row_length(self) -> int:
-        return self.max_length or self.model.config.positions.max_length
+        return self.model.config.positions.max_length if self.max_length is None else self.max_length
 
     @property
     def _adds_start(self) -> bool:
@@ -77,14 +92,30 @@ class TextModel:
         return self.model.config.has_encoder and self.model.config.has_decoder
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """Return log-probability [nats] of each continuation given its context, and whether it is greedy."""
-        return self._score([self.encode_pair(context, continuation) for context, continuation in pairs])
+        """Return log-probability [nats] of each continuation given its context, and whether it is greedy.
+
+        Raises SettingError for what is no (context, continuation).
+        """
+        requests: list[Request] = []
+        for number, pair in enumerate(pairs):
+            is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+            if not is_pair or not all(isinstance(text, str) for text in pair):
+                raise SettingError(
+                    f"pairs[{number}]={pair!r:.80} should be (context, continuation), two texts"
+                )
+            requests.append(self.encode_pair(*pair))
+        return self._score(requests)
 
     def rolling_log_likelihoods(self, texts: Sequence[str]) -> list[float]:
         """Return the log-probability [nats] of whole texts, of any length, each token scored once.
 
-        As in the harness, the special tokens of a prompt are scored too, except for an encoder's.
+        As in the harness, the special tokens of a prompt are scored too, such as Llama's BOS and T5's EOS.
+        Those of an encoder are not, nor is a start token that scoring adds.
         """
+        if isinstance(texts, str):
+            raise SettingError(
+                f"rolling_log_likelihoods expects a list of texts, not the text {texts!r:.40}: [text]"
+            )
         requests: list[Request] = []
         text_indices: list[int] = []
         for index, text in enumerate(texts):
@@ -95,7 +126,7 @@ class TextModel:
             text_requests = list(rolling_windows(ids, self._prefix_ids(), self.max_text_length))
             requests += text_requests
             text_indices += [index] * len(text_requests)
-        totals: list[float] = [0] * len(texts)
+        totals = [0.0] * len(texts)
         for index, (log_prob, _) in zip(text_indices, self._score(requests), strict=True):
             totals[index] += log_prob
         return totals
@@ -117,7 +148,10 @@ class TextModel:
             if not self.model.config.has_encoder:
                 room -= decoding.max_length
             if room < 1:
-                raise SettingError(f"max_gen_toks={decoding.max_length} leaves no room for a prompt")
+                raise SettingError(
+                    f"max_gen_toks={decoding.max_length} leaves no room for a prompt in a row of "
+                    f"{self._row_length} tokens: give a max_gen_toks of at most {self._row_length - 1}"
+                )
             ids = {index: self._prompt_ids(pairs[index][0], room) for index in indices}
             for number, batch in enumerate(_batches_by_length(ids)):
                 key = jax.random.fold_in(jax.random.key(seed), number)
@@ -229,21 +263,41 @@ def decoding_from_kwargs(settings: Mapping[str, Any]) -> tuple[Decoding, int]:
     The default length is that of lm-evaluation-harness. The other defaults and the rules of beam search are
     those of transformers, but a temperature above 0 samples without ``do_sample`` too.
     """
-    known = {*LENGTH_NAMES, *SAMPLING, "until"}
+    known = {*NUMBERS, "do_sample", "until"}
     if unknown := sorted(settings.keys() - known):
         raise SettingError(f"generation_kwargs: {unknown[0]!r} is unknown{did_you_mean(unknown[0], known)}")
     given = {name: value for name, value in settings.items() if value is not None}
-    length = int(next((given[name] for name in LENGTH_NAMES if name in given), DEFAULT_LENGTH))
-    temperature = float(given.get("temperature", 1.0 if given.get("do_sample") else 0.0))
+    numbers = {name: _parse_number(name, value) for name, value in given.items() if name in NUMBERS}
+    length = int(next((numbers[name] for name in LENGTH_NAMES if name in numbers), DEFAULT_LENGTH))
+    beams = int(numbers.get("num_beams", 1))
+    temperature = float(numbers.get("temperature", 1.0 if given.get("do_sample") else 0.0))
+    if temperature < 0:
+        raise SettingError(f"generation_kwargs: temperature={temperature} should be 0 or more, such as 0.8")
     is_sampled = given.get("do_sample", temperature > 0)
     if is_sampled and not temperature:
         raise SettingError(f"generation_kwargs: do_sample needs a temperature above 0, not {temperature}")
-    if is_sampled and int(given.get("num_beams", 1)) > 1:
+    if is_sampled and beams > 1:
         raise SettingError("generation_kwargs: num_beams and do_sample exclude each other")
     if not is_sampled:
-        return Decoding(length, beams=int(given.get("num_beams", 1)), length_penalty=1.0), 0
-    top_k, top_p = int(given.get("top_k", DEFAULT_TOP_K)), float(given.get("top_p", 1.0))
-    return Decoding(length, temperature=temperature, top_k=top_k, top_p=top_p), int(given.get("seed", 0))
+        return Decoding(length, beams=beams, length_penalty=1.0), 0
+    top_k, top_p = int(numbers.get("top_k", DEFAULT_TOP_K)), float(numbers.get("top_p", 1.0))
+    return Decoding(length, temperature=temperature, top_k=top_k, top_p=top_p), int(numbers.get("seed", 0))
+
+
+def _parse_number(name: str, value: Any) -> float:
+    """Return the value of a setting as a number; SettingError for anything else.
+
+    One of WHOLE_NUMBERS may have no fraction.
+    """
+    try:
+        number = value if isinstance(value, int) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise SettingError(f"generation_kwargs: {name}={value!r} should be a number")
+    if name in WHOLE_NUMBERS and number != int(number):
+        raise SettingError(f"generation_kwargs: {name}={value!r} should be a whole number")
+    return number
 
 
 def cut_at_stops(text: str, stops: str | Sequence[str] | None) -> str:

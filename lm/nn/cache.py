@@ -6,6 +6,7 @@ to exactly the positions up to its own.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -43,12 +44,19 @@ class LayerCache(NamedTuple):
         return KeyValue(self.key.swapaxes(-3, -2), self.value.swapaxes(-3, -2))
 
     def write(self, kv: KeyValue, index: Int32[Array, " B"]) -> "LayerCache":
-        """Return the cache with ``kv`` [B,T,K,H] written from ``index`` int32 [B] on."""
-        update_rows = jax.vmap(
-            lambda old, new, start: jax.lax.dynamic_update_slice_in_dim(old, new, start, axis=1)
-        )
+        """Return the cache with ``kv`` [B,T,K,H] written from ``index`` int32 [B] on.
+
+        A row whose tokens do not fit there gets NaN in place of them: XLA would move them back, over the keys
+        and values of other tokens.
+        """
         new = LayerCache.from_key_value(kv)
-        return LayerCache(update_rows(self.key, new.key, index), update_rows(self.value, new.value, index))
+        fits = index + new.key.shape[2] <= self.key.shape[2]
+
+        def update(old: Array, new: Array) -> Array:
+            new = jnp.where(fits[:, None, None, None], new, jnp.nan)
+            return jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(old, new, index)
+
+        return LayerCache(update(self.key, new.key), update(self.value, new.value))
 
 
 Carry = Any  # a mixer's memory between tokens, a KV cache or a recurrent state: a pytree, leaves [B,...]

@@ -258,12 +258,13 @@ def _prefix_and_suffix(
     order = np.argsort(parts, axis=1, kind="stable")
     sentinels = np.tile(tokenizer.vocab_size - 1 - np.arange(3, dtype=np.int32), (rows, 1))
     sources = np.concatenate([np.tile(np.arange(length), (rows, 1)), np.full((rows, 3), -1)], axis=1)
-    slots = (
-        np.concatenate([tokens, sentinels], axis=1),
-        np.concatenate([~noise, np.ones((rows, 3), bool)], axis=1),
-        sources,
+    slot_tokens = np.concatenate([tokens, sentinels], axis=1)
+    keep = np.concatenate([~noise, np.ones((rows, 3), bool)], axis=1)
+    return Formatted(
+        np.take_along_axis(slot_tokens, order, axis=1),
+        np.take_along_axis(keep, order, axis=1),
+        np.take_along_axis(sources, order, axis=1),
     )
-    return Formatted(*(np.take_along_axis(values, order, axis=1) for values in slots))
 
 
 INPUTS: dict[InputsName, Format] = {

@@ -158,8 +158,8 @@ def cosine_distance(
     The distance of a zero vector is 1, and its gradient 0. No gradient reaches the teacher.
     """
     weights = jnp.asarray(weights, jnp.float32)
-    directions = (_direction(each) for each in (x, jax.lax.stop_gradient(teacher_x)))
-    cosines = jnp.multiply(*directions).sum(-1)
+    teacher_direction = _direction(jax.lax.stop_gradient(teacher_x))
+    cosines = (_direction(x) * teacher_direction).sum(-1)
     return ((1 - cosines) * weights).sum(), weights.sum()
 
 

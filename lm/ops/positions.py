@@ -10,6 +10,7 @@ Shapes: B rows, T queries, S keys, N heads of width H; P = T + S - 1 relative po
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import jax
@@ -222,7 +223,8 @@ def rotate(
     angles = _angles(positions, frequencies)[:, :, None, :]
     cos, sin = attention_scaling * jnp.cos(angles), attention_scaling * jnp.sin(angles)
     rotated, rest = jnp.split(x, (2 * half,), axis=-1)
-    by_pair = rotated.reshape(*x.shape[:-1], *((2, half) if axis == -2 else (half, 2)))
+    pair_shape = (2, half) if axis == -2 else (half, 2)
+    by_pair = rotated.reshape(*x.shape[:-1], *pair_shape)
     first, second = jnp.unstack(by_pair, axis=axis)
     pairs = jnp.stack((first * cos - second * sin, second * cos + first * sin), axis).astype(x.dtype)
     return jnp.concatenate([pairs.reshape(rotated.shape), rest], axis=-1)
@@ -319,9 +321,14 @@ class PiecewiseConstant:
 
         def near():
             after = [positions.each >= start for start in self.starts]
-            inside = [~after[0], *(a & ~b for a, b in zip(after, after[1:], strict=False)), after[-1]]
-            sums = (jnp.where(bucket, gradient, 0.0).sum() for bucket in inside)
-            return sum(jnp.where(r == i, total, 0.0) for i, total in enumerate(sums))
+            inside = [~after[0]]  # by coefficient: where the bias is that one
+            for begun, ended in pairwise(after):
+                inside.append(begun & ~ended)
+            inside.append(after[-1])
+            d_coefficients = jnp.zeros(r.shape, gradient.dtype)
+            for i, is_inside in enumerate(inside):
+                d_coefficients += jnp.where(r == i, jnp.where(is_inside, gradient, 0.0).sum(), 0.0)
+            return d_coefficients
 
         def far():
             bucket = self._is_last(positions).astype(jnp.int32) * len(self.starts)

@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lm.data.classification import Reader, labelled_eval_batches
 from lm.data.tasks.labelled import LABELLED
+from lm.data.tasks.task import LabelledTask
 from lm.evaluate.evaluator import EvalTask, score_task
 from lm.tokenizers.sentencepiece import ByteTokenizer
 
@@ -26,11 +27,19 @@ def scored(name, rows):
 
 
 def test_a_head_keeps_the_score_of_each_row_of_which_its_score_is_the_mean():
-    metrics, values = scored("follows", ROWS)
-    np.testing.assert_array_equal(values["score"], [100, 100, 100, 0, 0])
-    assert metrics == {"accuracy": 60, "score": 60}
+    found = scored("follows", ROWS)
+    np.testing.assert_array_equal(found.example_values()["score"], [100, 100, 100, 0, 0])
+    assert found.metrics == {"accuracy": 60, "score": 60}
+
+
+def test_rows_are_scored_one_by_one_only_if_their_scores_are_asked_for(monkeypatch):
+    calls = []
+    monkeypatch.setattr(LabelledTask, "example_scores", lambda *_: calls.append(_))
+    found = scored("follows", ROWS)
+    assert not calls
+    assert not found.example_values() and len(calls) == 1
 
 
 def test_a_correlation_has_no_score_of_a_single_row():
-    metrics, values = scored("cola", [{"sentence": f"{i}", "label": i % 2} for i in range(5)])
-    assert metrics["score"] == 0 and not values
+    found = scored("cola", [{"sentence": f"{i}", "label": i % 2} for i in range(5)])
+    assert found.metrics["score"] == 0 and not found.example_values()

@@ -12,7 +12,8 @@ from scipy.stats import chisquare
 
 from lm.batch import Batch, Side
 from lm.config.base import SettingError
-from lm.config.model import ModelConfig
+from lm.config.model import ModelConfig, PositionsConfig
+from lm.evaluate import likelihood_bound
 from lm.evaluate.likelihood_bound import continuation_bounds, documents_bound
 from lm.evaluate.loglikelihood import Masking, Window
 from lm.evaluate.mask_filling import ancestral, most_confident_first
@@ -196,3 +197,20 @@ def test_given_tokens_stay_and_every_mask_is_filled_whatever_the_number_of_steps
     ):
         filled = np.asarray(filled)
         assert (filled[:, 1] == 2).all() and (filled != MASK).all()
+
+
+@pytest.mark.parametrize("wrong", [-1, SYMBOLS + 1])
+def test_an_id_that_is_no_token_has_no_bound(wrong):
+    bounds = continuation_bounds(EXACT, [((0, 1, 2), (wrong,))], put, MASKS_ALONE, draws=2)
+    assert np.isnan(bounds.nats).all()
+
+
+def test_a_text_that_is_too_long_is_refused_before_any_is_scored(monkeypatch):
+    config = replace(EXACT.config, positions=PositionsConfig(kind="learned", max_length=LENGTH))
+    model = replace(EXACT)
+    monkeypatch.setattr(Exact, "config", config)
+    monkeypatch.setattr(likelihood_bound, "REQUESTS_AT_ONCE", 1)
+    monkeypatch.setattr(likelihood_bound, "run_batched", lambda *_: pytest.fail("a text was scored"))
+    requests = [((), STRINGS[0]), (STRINGS[0], STRINGS[1])]
+    with pytest.raises(SettingError, match=f"a row of {2 * LENGTH} tokens exceeds .*max_length={LENGTH}"):
+        continuation_bounds(model, requests, put, MASKS_ALONE, draws=2)

@@ -1,5 +1,6 @@
 """Log-probabilities of texts: what the plain forward pass says, whatever they are asked together with."""
 
+import tracemalloc
 from dataclasses import replace
 
 import jax
@@ -21,6 +22,7 @@ from lm.evaluate.loglikelihood import (
     candidate_log_probs,
     continuation_log_probs,
     documents_log_prob,
+    score_continuations,
     windows,
 )
 from lm.nn.ensemble import Ensemble
@@ -226,6 +228,17 @@ def test_an_ensemble_is_asked_as_one():
     np.testing.assert_allclose(found, in_company(model, pairs), atol=1e-4)
 
 
+@pytest.mark.parametrize("wrong", [-1, TINY.vocab_size])
+def test_an_id_that_is_no_token_has_no_likelihood(wrong):
+    """A negative one would be counted from the end of the vocabulary."""
+    model = make("decoder")
+    found = score_continuations(model, [([5], [6, wrong]), ([5], [6])], put)
+    assert np.isnan(found.log_probs).tolist() == [True, False]
+    assert not found.is_greedy[0]
+    (ranked,) = candidate_log_probs(model, [[5]], [[[wrong], [6, wrong], [6]]], put)
+    assert np.isnan(ranked).tolist() == [True, True, False]
+
+
 def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
     model, text = make("decoder, learned"), texts(7, [17])[0]
     assert np.isfinite(continuation_log_probs(model, [(text[:8], text[8:16])], put)).all()
@@ -241,6 +254,17 @@ def test_a_row_that_is_too_long_or_has_no_beginning_is_refused():
     causal = make("encoder", attention=replace(TINY.attention, encoder_mask="causal"))
     with pytest.raises(SettingError, match="model.attention.encoder_mask='causal'"):
         continuation_log_probs(causal, [([5], [6])], put, BERT)
+
+
+def test_a_text_is_in_memory_once_whatever_the_number_of_its_tokens_that_an_encoder_predicts():
+    model, count = make("encoder"), 2_000
+    text = texts(7, [count])[0]
+    tracemalloc.start()
+    rows = list(loglikelihood._make_rows(model.config, [], (text,), 0, BERT))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(rows) == count
+    assert peak < 1_000 * count, "each row holds a few numbers, and no text of its own"
 
 
 def test_a_question_may_have_more_candidates_than_the_model_has_positions():

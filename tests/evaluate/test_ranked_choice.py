@@ -123,6 +123,15 @@ def test_what_is_measured_is_the_models_and_the_metrics_are_means_of_rows(monkey
     assert values.bits_above_chance == pytest.approx([0])  # the same answer everywhere: chance
 
 
+def test_a_row_without_likelihoods_has_no_likeliest_answer():
+    """The index of the highest of several NaN is that of the first, which may be the right one."""
+    choices = asked("cloze", CLOZE, CLOZE)
+    undefined = np.array([-1.0, math.nan, -2.0])
+    found = ranked_choice.likelihoods_from_log_probs([undefined, np.array([-9.0, -1.0, -9.0])], choices)
+    assert math.isnan(found.ranked_first[0]) and found.ranked_first[1] == 1
+    assert math.isnan(found.metrics()["ranked_accuracy"])
+
+
 def test_a_model_that_does_not_read_its_inputs_is_at_chance_where_inputs_are_chosen():
     config = ModelConfig(
         vocab_size=400,

@@ -99,6 +99,46 @@ def test_rows_may_be_shorter_than_the_positions_of_a_model_and_not_longer(decode
         replace(decoder, max_length=17)
 
 
+@pytest.mark.parametrize("length", [-1, 0, 1])
+def test_rows_have_room_for_a_token_beside_the_special_ones(decoder, encoder, length):
+    with pytest.raises(SettingError, match=f"max_length={length} should be at least 2"):
+        replace(decoder, max_length=length)
+    with pytest.raises(SettingError, match=f"max_length={length + 1} should be at least 3"):
+        replace(encoder, max_length=length + 1)
+    for model, least in ((decoder, 2), (encoder, 3)):
+        assert np.isfinite(replace(model, max_length=least).rolling_log_likelihoods(["abc"])).all()
+
+
+def test_a_single_text_is_not_read_as_a_list_of_its_letters(decoder):
+    with pytest.raises(SettingError, match="expects a list of texts, not the text 'abc'"):
+        decoder.rolling_log_likelihoods("abc")
+    with pytest.raises(SettingError, match=r"pairs\[0\]='a' should be .*two texts"):
+        decoder.log_likelihoods("abc")
+    with pytest.raises(SettingError, match=r"pairs\[1\]=\('a',\) should be .*two texts"):
+        decoder.log_likelihoods([("a", "b"), ("a",)])
+
+
+def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused_with_the_most_that_fits(decoder):
+    with pytest.raises(SettingError, match="max_gen_toks=256 .* 16 tokens: .*max_gen_toks of at most 15"):
+        decoder.generate(["ab"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": "hot"}, "temperature='hot' should be a number"),
+        ({"max_gen_toks": [3]}, r"max_gen_toks=\[3\] should be a number"),
+        ({"max_gen_toks": 2.5}, r"max_gen_toks=2.5 should be a whole number"),
+        ({"do_sample": True, "top_k": float("inf")}, r"top_k=inf should be a number"),
+        ({"temperature": -1.0}, "temperature=-1.0 should be 0 or more"),
+        ({"temperature": float("nan")}, "temperature=nan should be a number"),
+    ],
+)
+def test_a_setting_of_a_request_that_is_no_number_of_its_kind_is_refused(settings, message):
+    with pytest.raises(SettingError, match=message):
+        decoding_from_kwargs(settings)
+
+
 def test_samples_are_of_the_50_likeliest_tokens_unless_more_are_asked_for():
     assert decoding_from_kwargs({"do_sample": True})[0].top_k == 50
     assert decoding_from_kwargs({"temperature": 0.5, "top_k": 0})[0].top_k == 0

@@ -67,6 +67,8 @@ COMMAND_LINES = [  # cause -> what the message names, and the mend
     (f"data prepare {ROW} --tokens 0.5", "--tokens 0.5", "from 1 on"),
     ("ladder ladder --out file.gif", "--out file.gif", ".png"),
     ("entry table . --out file.gif", "--out file.gif", ".png"),
+    ("draw masks --out .png", "--out .png", "picture.png"),
+    (f"embed {RUN} file.txt --out .npy", "--out .npy", "vectors.npy"),
     ("entry run file.txt --out file.zip", "--out file.zip", ".tar.xz"),
     (f"run {ROW} --model.positions.kind rotery", "'rotery'", "rotary"),
     (f"run {ROW} --check=yes", "yes", ""),

@@ -217,8 +217,8 @@ class NetworkStage(Stage):
                 return values
             for eval_task in eval_tasks:
                 path = predictions_path(self.folder, eval_task.task, step)
-                metrics, _ = score_task(state.eval_model, eval_task, steps.shard_batch, path)
-                values |= score_values(eval_task.task, metrics)
+                evaluation = score_task(state.eval_model, eval_task, steps.shard_batch, path)
+                values |= score_values(eval_task.task, evaluation.metrics)
             names = [f"{eval_task.task.name}/score" for eval_task in eval_tasks]
             if names and values.keys() >= {*names}:  # a task may have no score
                 values["score"] = sum(values[name] for name in names) / len(names)
@@ -371,15 +371,16 @@ class NetworkStage(Stage):
             if split == "validation" and task.report:
                 continue
             path = predictions_path(folder, task, name)
-            metrics, example_likelihoods = score_task(model, eval_task, shard_batch, path)
-            scores[task.name] = task_score(task, step, metrics)
+            evaluation = score_task(model, eval_task, shard_batch, path)
+            scores[task.name] = task_score(task, step, evaluation.metrics)
             # the larger of: rows that are predicted, rows whose right answer's likelihood is measured
             scores[task.name]["rows"] = eval_task.num_rows
             scores[task.name]["answered"] = len(eval_task.rows)  # those that are predicted
             if shuffled := score_shuffled(model, eval_task, shard_batch):
                 scores[task.name]["shuffled"] = shuffled
-            if split == "report" and example_likelihoods and jax.process_index() == 0:
-                digest = write_example_values(folder, task.name, example_likelihoods)
+            records_examples = split == "report" and jax.process_index() == 0
+            if records_examples and (example_values := evaluation.example_values()):
+                digest = write_example_values(folder, task.name, example_values)
                 scores[task.name]["examples"] = digest
         return scores
 

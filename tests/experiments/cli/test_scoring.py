@@ -51,6 +51,7 @@ from experiments.study.experiment import Experiment
 from experiments.study.registry import build
 from lm.config.base import SettingError, changes
 from lm.config.decoding import Decoding
+from lm.data.seq2seq import eval_batches
 from lm.data.tasks.benchmarks import TASKS
 from lm.data.tasks.labelled import LABELLED
 from lm.data.tasks.prompts import find_prompted_task
@@ -58,9 +59,10 @@ from lm.evaluate.evaluator import predict
 from lm.evaluate.generate import greedy
 from lm.evaluate.loglikelihood import Masking, continuation_log_probs
 from lm.metrics import Undefined, defined_values, undefined_reasons
-from lm.objectives.denoising import OBJECTIVES
+from lm.objectives.denoising import OBJECTIVES, Lengths
+from lm.special_tokens import boundary_tokens
 from lm.tokenizers.sentencepiece import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
-from lm.tokenizers.tokenizer import EOS, MASK, Tokenizer
+from lm.tokenizers.tokenizer import EOS, MASK, PAD, Tokenizer
 
 TEXTS = {"tuning.mixtures": ("xquad_enro",)}
 COLA = [{"sentence": "It is so.", "label": 1}, {"sentence": "Is so it.", "label": 0}]
@@ -179,6 +181,23 @@ def test_a_text_ends_with_eos_unless_pre_training_wrote_none(architecture):
         stage = SimpleNamespace(is_pretraining=pretrains, settings=changes(Experiment(), SMALL | given))
         _, end = boundary_ids(stage, ByteTokenizer(100))
         assert (end is None) == (pretrains and eos == "none")  # examples of tasks always have EOS
+
+
+@pytest.mark.parametrize("start", [PAD, None])
+@pytest.mark.parametrize("architecture", ["decoder", "prefix-decoder"])
+def test_a_decoder_is_asked_between_the_special_tokens_that_its_fine_tuning_put_around_inputs(
+    architecture, start
+):
+    given = TEXTS | {"model.architecture": architecture, "model.special.start": start}
+    settings, vocabulary = changes(Experiment(), SMALL | given), ByteTokenizer(100)
+    inputs, lengths = vocabulary.encode("a"), Lengths(8, 8, 4)
+    boundary = boundary_tokens(settings.model, vocabulary)
+    (batch,) = eval_batches(
+        [(inputs, ())], architecture=architecture, lengths=lengths, batch_size=1, boundary=boundary
+    )
+    begin, end = boundary_ids(SimpleNamespace(is_pretraining=False, settings=settings), vocabulary)
+    asked = vocabulary.encode_with_special_tokens("a", begin, end)
+    assert batch.decoder.tokens[0, : len(asked)].tolist() == asked == [PAD, *inputs, EOS]
 
 
 def test_a_misspelt_task_file_is_answered_with_the_nearest_one_whatever_the_run_answers(
