@@ -47,7 +47,7 @@ def summarize(name: str, experiment: Experiment, folder: Path) -> Iterator[str]:
     for task, best in result.tasks.items():
         chance = guess_score(task, best)
         beside = "" if chance is None else f" (chance: {chance:.3g})"
-        score = f"{best['score']:.2f}" if best["score"] is not None else f"– ({best[UNDEFINED]['score']})"
+        score = f"{best['score']:z.2f}" if best["score"] is not None else f"– ({best[UNDEFINED]['score']})"
         rows = f" on {best['rows']:,} examples" if best.get("rows") else ""
         if rows and task in splits:
             rows += f" of the split {splits[task]}"

@@ -23,7 +23,7 @@ from experiments.study.registry import REGISTRY, TABLES, baseline_of, build, fin
 from experiments.study.scales import DEFAULT_SCALE
 from experiments.study.settings_diff import relevant_diff
 from experiments.study.words import setting_arguments
-from lm.config.base import SettingError, changes, leaves, setting_descriptions
+from lm.config.base import SettingError, changes, leaves, setting_descriptions, unused_settings
 from lm.config.model import ModelConfig
 from lm.files import relative
 from lm.nn.presets import PRESETS, row_lengths
@@ -136,6 +136,20 @@ def show(
         show_stages(experiment, folder, cache, title)
     else:
         show_settings(experiment, title)
+        if not unused_settings(experiment, ["generator_share"]):
+            from lm.nn.electra import generator_of  # with jax
+
+            if generator := generator_of(experiment.model, experiment.generator_share):
+                print_line(f"ELECTRA's generator: {generator_sizes(generator, experiment.model)}")
+
+
+def generator_sizes(generator: ModelConfig, model: ModelConfig) -> str:
+    """Return the sizes of ELECTRA's generator, whose width ``generator_share`` alone does not tell."""
+    heads = f"{generator.attention.num_heads} of {model.attention.num_heads}"
+    return (
+        f"d_model={generator.d_model} ({generator.d_model / model.d_model:.3g} of the model's), "
+        f"attention.num_heads={heads}, mlp.d_ff={generator.mlp.d_ff} of {model.mlp.d_ff}"
+    )
 
 
 def check_published_spelling(name: str) -> None:
@@ -324,6 +338,7 @@ def show_costs(
     grid.add_row("training, per token", f"{found.training:.4g} FLOP by count, {scores}")
     training = found.training
     if generator is not None:
+        grid.add_row("its generator", generator_sizes(generator, model))
         of_generator = costs(generator, length, targets).training
         training += of_generator
         grid.add_row("of its generator, per token", f"{of_generator:.4g} FLOP more by count")

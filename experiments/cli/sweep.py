@@ -191,9 +191,9 @@ def train_rows(
     if further := further_seeds(wanted):
         noun = "seed" if len(further) == 1 else "seeds"
         print_line(f"beyond --seeds {seeds}, the report has the finished runs of {noun} {listed(further)}")
-    failed = train_unfinished(wanted, options, count)
-    for name, experiment in compared:
+    for name, experiment in compared:  # before training, so that a sweep that is interrupted leaves them too
         link_shared_run(row_run(name, experiment, options), options)
+    failed = train_unfinished(wanted, options, count)
     from experiments.report.overrides import variant_rows
     from experiments.report.report import print_report  # slow to import: it draws
 

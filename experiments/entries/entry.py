@@ -47,8 +47,9 @@ class Entry:
 
 # Settings of data that an entry may change: they change neither which text is learnt nor what is scored.
 FREE_DATA = frozenset("repeats inputs_length workers streams encoders cache_size held_out_lengths".split())
-# other settings, and groups of settings, that are the same for all entries
-FIXED = ("seed", "start.model", "vectors", "tuning", "finetuning", "ensemble")
+# Other settings, and groups of settings, that are the same for all entries. A checkpoint to start from, or a
+# teacher, has learnt from another text and at a cost that no budget counts.
+FIXED = ("seed", "start.model", "distillation", "vectors", "tuning", "finetuning", "ensemble")
 
 
 def load_entry(file: Path) -> Entry:

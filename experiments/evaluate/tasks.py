@@ -484,7 +484,7 @@ def show_scores(lines: Sequence[tuple[str, str, int, Mapping[str, Value]]], spli
         elif isinstance(metrics["score"], Undefined):
             score = "–"
         else:
-            score = f"{metrics['score']:.2f}"
+            score = f"{metrics['score']:z.2f}"
         grid.add_row(task, escape(models), escape(split), f"{rows:,}", escape(others), score)
     CONSOLE.print(grid)
 

@@ -42,7 +42,7 @@ from experiments.study.names import file_name
 from experiments.study.overrides import command_line_overrides, explicit_overrides
 from experiments.study.paths import changed_runs, report_folder, run_folder
 from experiments.study.plugins import plugin_arguments
-from experiments.study.registry import REGISTRY, TABLES, build, needs_text
+from experiments.study.registry import REGISTRY, TABLES, build, none_buildable_text
 from experiments.study.scales import NOT_AVERAGED, SCALES
 from experiments.study.start import START_ONLY_ROW
 from experiments.study.table import SECOND_HAND, UNSURE, Row, Table
@@ -109,7 +109,7 @@ def collect_runs(
         results[name] = by_experiment[experiment]
     if not any(results[row.name] for row in rows):
         if not any(table.can_be_built for table in tables):
-            raise SettingError(needs_text(rows[0]))
+            raise SettingError(f"there is nothing to report: {none_buildable_text(rows)}")
         raise SettingError(_nothing_finished(tables, scale, runs, list(left_out), overrides or {}))
     return results, list(left_out)
 

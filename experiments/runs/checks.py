@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.processes.cluster import broadcast_from_first, gathered
 from experiments.runs import provenance
-from experiments.runs.inputs import Inputs, mixture_lengths
+from experiments.runs.inputs import Inputs, check_repeated_streams, mixture_lengths
 from experiments.runs.kinds.answers import reader_of
 from experiments.runs.kinds.finetuning import text_spec
 from experiments.runs.kinds.head import HeadFinetuning, head_config
@@ -91,6 +91,7 @@ def check_agreement(experiment: Experiment) -> None:
     if reads_corpus(experiment):
         for part in corpus_parts(experiment.data.corpus):
             check_corpus_name(part)
+        check_repeated_streams(experiment)
     if pretrains(experiment):
         check_phases(experiment)
         check_heads(experiment)

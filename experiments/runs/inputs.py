@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from experiments.runs.sources import Sources
 from experiments.study.experiment import Experiment
+from lm.config.base import SettingError
 from lm.data.batches import Batches
 from lm.data.collocations import Collocations
 from lm.data.corpus.files import Split
@@ -78,11 +79,10 @@ def encoded_split(
 
 def training_streams(experiment: Experiment, inputs: Inputs) -> CorpusSampler:
     """Return the sampler by which pre-training reads the corpus, in streams."""
-    corpus, data = inputs.train, experiment.data
-    count, unique = corpus.num_streams, None
-    if data.repeats:
+    corpus, count, unique = inputs.train, inputs.train.num_streams, None
+    if experiment.data.repeats:
         unique = unique_tokens(experiment)  # every stream reads a part of them
-        count = largest_divisor(count, unique // (MIN_ROWS_PER_STREAM * data.inputs_length))
+        count = largest_divisor(count, most_repeated_streams(experiment))
     return CorpusSampler(corpus, count, experiment.seed, unique, inputs.cache / ROW_INDEX_FOLDER)
 
 
@@ -90,6 +90,26 @@ def unique_tokens(experiment: Experiment) -> int:
     """Return how many tokens pre-training reads ``data.repeats`` times, at least one sequence."""
     training, data = experiment.pretraining, experiment.data
     return max(training.steps * training.batch_size * data.inputs_length // data.repeats, data.inputs_length)
+
+
+def most_repeated_streams(experiment: Experiment) -> int:
+    """Return the largest number of streams that can share the tokens which ``data.repeats`` reads again."""
+    return max(unique_tokens(experiment) // (MIN_ROWS_PER_STREAM * experiment.data.inputs_length), 1)
+
+
+def check_repeated_streams(experiment: Experiment) -> None:
+    """Raise SettingError if ``data.repeats`` leaves too little text for the ``data.streams`` that are given.
+
+    Without ``data.streams`` their number is lowered.
+    """
+    data = experiment.data
+    if not data.repeats or data.streams <= (most := most_repeated_streams(experiment)):
+        return
+    raise SettingError(
+        f"data.streams={data.streams} should be at most {most}, or 0: data.repeats={data.repeats} leaves "
+        f"{unique_tokens(experiment):,} tokens of text, and each stream needs at least {MIN_ROWS_PER_STREAM} "
+        f"rows of data.inputs_length={data.inputs_length} tokens"
+    )
 
 
 def sequential_corpus(experiment: Experiment, inputs: Inputs) -> EncodedCorpus:

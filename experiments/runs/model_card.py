@@ -267,11 +267,12 @@ def _trained_part(stage: NetworkStage) -> str:
 
 
 def _objective(settings: Experiment) -> str:
-    """Return the name of the objective, if it has one."""
+    """Return the objective's name, if it has one that says what it is, as the study's "baseline" does not."""
     if settings.objective.mixture:
         return f" by `{settings.objective.mixture}`"
     names = [name for name, objective in OBJECTIVES.items() if objective == settings.objective]
-    return f" by `{names[0]}`" if names else ""
+    telling = [name for name in names if name != "baseline"]
+    return f" by `{telling[0]}`" if telling else ""
 
 
 def _without_folder(source: str) -> str:
@@ -313,7 +314,7 @@ def _score_line(task: AnyTask, scored: Mapping[str, Any]) -> str:
     """Return the row of a task: its measure, score, split and number of rows."""
     count = scored.get("rows")
     measure = scored["metric"] if scored.get("measure", "score") == "score" else scored["measure"]
-    score = "undefined" if scored["score"] is None else f"{scored['score']:.2f}"
+    score = "undefined" if scored["score"] is None else f"{scored['score']:z.2f}"
     split = f"{_without_folder(task.source)} {task.report or task.validation}"
     return f"| {task.name} | {measure} | {score} | {split} | {count or '–'} |"
 

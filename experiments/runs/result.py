@@ -276,7 +276,7 @@ def _said(result: Result, column: str) -> str:
     """Return the score of a column as text; where it is undefined, why."""
     score = result.columns[column]
     if score is not None:
-        return f"{column} {score:.2f}"
+        return f"{column} {score:z.2f}"
     return f"{column} – ({'; '.join(f'{task}: {why}' for task, why in result.undefined(column).items())})"
 
 

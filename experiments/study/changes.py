@@ -83,7 +83,8 @@ class ShareOf:
     multiple: int = 1  # the product is rounded up to a multiple of this
 
     def __call__(self, _old: int | None, experiment: Experiment) -> int:
-        """Return the new value of the setting."""
+        """Return the new value of the setting; SettingError if there is no other setting of this path."""
+        _check_is_setting(experiment, self.path)
         return self.compute(attrgetter(self.path)(experiment))
 
     def compute(self, number: float) -> int:

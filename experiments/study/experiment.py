@@ -101,7 +101,8 @@ class DataConfig:
     corrupt_records: Literal["stop", "skip"] = "stop"
     workers: int = 0  # number of processes that prepare batches; 0: prepare them in threads [processes]
     # number of parts into which a batch is split, each of which reads its own shards of the text; a multiple
-    # of the number of hosts; 0: 16, or the nearest number that divides the batch
+    # of the number of hosts; 0: 16, or the largest of its divisors that divides the batch and leaves each
+    # stream enough text, of which there is less with data.repeats
     streams: int = setting(0, (PRETRAINED_ON_CORPUS, REPEATED_NGRAMS))
     # number of processes that tokenize text ahead of training; 0: tokenize when it is needed [processes]
     encoders: int = 4
@@ -471,7 +472,8 @@ class Experiment:
     ensemble: EnsembleConfig = setting(EnsembleConfig(), NETWORK)
     counts: CountsConfig = CountsConfig()
     guard: GuardConfig = NEVER_SKIP
-    # width of ELECTRA's generator as a share of the model's
+    # share of the model's attention heads and of mlp.d_ff that ELECTRA's generator has. It has whole heads,
+    # one at least, each as wide as the model's, so that its share of d_model may be larger or smaller
     generator_share: float = setting(
         0.25,
         PRETRAINED | {"objective.targets": Values((*REPLACED, *RESTORED), description="ELECTRA's objective")},

@@ -374,9 +374,11 @@ def _check_built(name: str, kind: Literal["row", "scale"], refuse: Refuse) -> No
         else:
             check_row(name, TABLES[REGISTRY[name].table].scale)
     except Exception as error:
-        message = f"{kind} {name!r}: {error}"
-        if place := location_in_study(error):
-            raise SettingError(f"{place}{message}") from error
+        is_named = kind == "row" and str(error).startswith(f"row {name!r}")
+        message = str(error) if is_named else f"{kind} {name!r}: {error}"
+        for raised in filter(None, (error, error.__cause__)):
+            if place := location_in_study(raised):
+                raise SettingError(f"{place}{message}") from error
         refuse(name if kind == "scale" else REGISTRY[name].key, message)
 
 

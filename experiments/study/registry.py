@@ -4,7 +4,7 @@ A scale is a named preset of the sizes of model and data (study.scales).
 """
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass, replace
 from functools import cache, lru_cache
@@ -176,14 +176,31 @@ def find_buildable(pattern: str) -> list[Row]:
     rows = find(pattern)
     buildable = [row for row in rows if not row.needs]
     if not buildable:
-        raise SettingError(needs_text(rows[0]))
+        raise SettingError(none_buildable_text(rows))
     return buildable
 
 
 def needs_text(row: Row) -> str:
     """Return why a row with ``needs`` cannot be built."""
     text = f"row {row.name!r} cannot be built: it needs {' and '.join(row.needs)}, which this code lacks"
-    return text + ("; its published scores are listed and reported" if row.published else "")
+    table = TABLES.get(row.table)
+    if row.published and (table is None or table.can_be_built):
+        text += "; a report on its table has its published scores"
+    return text
+
+
+def none_buildable_text(rows: Sequence[Row]) -> str:
+    """Return why none of ``rows`` can be built, and where their needs and published scores are listed."""
+    first = rows[0]
+    text = needs_text(first)
+    if len(rows) > 1:
+        text = (
+            f"none of these {len(rows)} rows can be built: {text}; lm list {first.table} says what each needs"
+        )
+    group = first.table.partition("/")[0]
+    if first.published and first.table in BUILTIN_TABLES and not TABLES[first.table].can_be_built:
+        text += f"; docs/papers/{group}.md has their published scores"
+    return text
 
 
 def find_one(name: str) -> Row:
@@ -272,17 +289,37 @@ def _scale_changes(scale: str) -> ScaleChanges:
     return tuple(SCALES[scale].items())
 
 
+@contextmanager
+def _named_in_errors(name: str) -> Iterator[None]:
+    """Put the name of a row before the message of a SettingError that is raised within a ``with`` block."""
+    try:
+        yield
+    except SettingError as error:
+        raise SettingError(f"row {name!r}: {error}") from error
+
+
 @cache  # `lm list` builds hundreds of rows
 def _build_row(row: Row, scale: ScaleChanges, is_paper_scale: bool) -> Experiment:
-    """Return BASELINE changed by a scale, by the row's setup and by the row."""
-    return apply(_build_setup(row.setup, scale, is_paper_scale), row.changes)
+    """Return BASELINE changed by a scale, by the row's setup and by the row.
+
+    A SettingError names the row unless the scale alone is wrong.
+    """
+    _build_scale(scale)
+    with _named_in_errors(row.name):
+        return apply(_build_setup(row.setup, scale, is_paper_scale), row.changes)
 
 
 @cache
 def _build_setup(setup: Setup, scale: ScaleChanges, is_paper_scale: bool) -> Experiment:
     """Return BASELINE changed by a scale and by what the rows of a paper or table share."""
     sizes = setup.at_base if is_paper_scale else {}
-    return apply(apply(BASELINE, dict(scale)), {**setup.changes, **sizes})
+    return apply(_build_scale(scale), {**setup.changes, **sizes})
+
+
+@cache
+def _build_scale(scale: ScaleChanges) -> Experiment:
+    """Return BASELINE changed by a scale."""
+    return apply(BASELINE, dict(scale))
 
 
 def equal_rows(name: str, scale: str) -> list[str]:
@@ -355,7 +392,9 @@ def canonical_row(name: str, scale: str) -> str:
 
 def check_row(name: str, scale: str) -> None:
     """Raise SettingError if nothing reads a setting that row ``name`` itself changes at ``scale``."""
-    check_used(build(name, scale), own_changes(name, scale))
+    experiment, changed = build(name, scale), own_changes(name, scale)
+    with _named_in_errors(name):
+        check_used(experiment, changed)
 
 
 def own_changes(name: str, scale: str) -> list[str]:

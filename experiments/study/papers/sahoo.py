@@ -42,11 +42,14 @@ OPENWEBTEXT: Changes = (
 )
 # Three matrices, each as wide as BERT's two: 137 million parameters as printed, and not 109.
 MOSAIC: Changes = {"model.positions.kind": "alibi", "model.mlp.activation": "gated-gelu-erf"}
+MOSAIC_RATE = 5e-4
 MOSAIC_AT_BASE: Changes = (
     size(12, 768, 12)
     | vocabulary("wordpiece", 30_522)
     | pretraining(70_000, 4_096, 128)
-    | adamw(70_000, 5e-4, 4_200, beta2=0.98, weight_decay=1e-5)
+    # The weight decay of its optimiser, 1e-5, is not multiplied by the rate, as ours is, but by the rate's
+    # share of its peak (DecoupledAdamW of Composer).
+    | adamw(70_000, MOSAIC_RATE, 4_200, beta2=0.98, weight_decay=1e-5 / MOSAIC_RATE)
     | tuned_by_heads(2e-5, 16, 128)
 )
 PAPER = Paper(

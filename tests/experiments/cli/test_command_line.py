@@ -211,6 +211,17 @@ def test_show_takes_settings_as_run_does(capsys):
     assert "data.corpus: documentation → text:[old].txt\n" in capsys.readouterr().out
 
 
+def test_show_gives_the_sizes_of_a_generator_which_its_share_does_not_tell(capsys):
+    sizes = "d_model=32 (0.667 of the model's), attention.num_heads=1 of 2, mlp.d_ff=44 of 176"
+    row = "clark/1-small/electra-small"  # whose generator_share is 1/4, and whose heads are 32 wide
+    for words in ([], ["--costs"]):
+        assert cli.dispatch(["show", row, "--scale", "mini", *words]) == 0
+        shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert sizes in shown
+    assert cli.dispatch(["show", "clark/1-small/bert-small", "--scale", "mini"]) == 0
+    assert "ELECTRA's generator:" not in capsys.readouterr().out
+
+
 def test_an_option_that_a_published_model_does_not_take_is_named_as_it_was_typed(capsys):
     assert cli.dispatch(["show", "llama-7b", "--to", "mini"]) == 2
     error = capsys.readouterr().err

@@ -22,7 +22,7 @@ from experiments.runs.init_from import overrides_of_start
 from experiments.runs.kinds.head import HeadFinetuning
 from experiments.runs.model_card import model_card, training_lines
 from experiments.runs.paths import save_settings, start_folder
-from experiments.runs.result import fingerprint
+from experiments.runs.result import fingerprint, summary
 from experiments.runs.run import Run
 from experiments.runs.stages import stages_of
 from experiments.runs.start_origin import HUB_NAME_FILE, hub_name
@@ -306,6 +306,16 @@ def test_a_card_has_the_scores_of_its_own_model(runs):
     assert "| 61.50 |" in card and "of the whole ensemble" in card
 
 
+def test_a_score_that_rounds_to_zero_is_written_without_a_sign(runs):
+    metrics = {"matthews": -0.004}
+    scored = {"column": "GLUE", "metric": "matthews", "step": 2, "metrics": metrics, "score": -0.004}
+    heads = {"tuning.mixtures": (), "tuning.heads": ("follows",)}
+    scores = {"tasks": {"follows": scored}, "columns": {"GLUE": -0.004}}
+    folder, stages = finished_run(runs, "bert/base", heads, scores)
+    assert "| 0.00 |" in card_of(folder, stages["follows"])
+    assert summary(folder) == "GLUE 0.00"
+
+
 def test_a_card_has_the_held_out_loss_of_its_own_pretraining(runs):
     folder, stages = finished_run(runs, "t5/1-baseline/baseline", {"start.steps": 3}, {"held_out_loss": 3.25})
     for name, loss in {"start": 5.5, "pretraining": 3.25}.items():
@@ -321,7 +331,7 @@ def test_a_card_says_on_what_a_model_was_trained_by_tasks_by_text_and_by_skip_gr
 
     mixed = lines("t5/12-multi-task/multi-task", "pretraining")[-1]
     tasks = "`documentation-reading, documentation-language`"
-    assert mixed.startswith(f"Pre-training on `documentation/installed` by `baseline` and on {tasks}: ")
+    assert mixed.startswith(f"Pre-training on `documentation/installed` by `replace-spans` and on {tasks}: ")
     supervised = lines("t5/12-multi-task/supervised+fine-tuning", "pretraining")[-1]
     assert supervised.startswith(f"Pre-training on {tasks}: ")
     skipgram, network = lines("vectors/lstm+vectors", "pretraining")

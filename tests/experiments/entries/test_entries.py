@@ -137,6 +137,11 @@ def test_another_text_is_refused(runs, tmp_path):
         command.entry_run(file, runs=runs)
 
 
+def test_a_teacher_which_has_learnt_from_another_text_and_budget_is_refused(runs, tmp_path):
+    with pytest.raises(SettingError, match="distillation.teacher is the same for all entries"):
+        load_entry(file_of(tmp_path, "taught", changes={**CHANGES, "distillation.teacher": "gpt2"}))
+
+
 def test_an_archive_that_learnt_other_data_than_there_are_here_is_refused(sealed, runs, tmp_path):
     def change(summary, files):
         for name in [name for name in files if name.endswith("origin.json")]:
@@ -535,7 +540,7 @@ def test_the_unit_of_the_track_of_tasks_is_the_noise_of_the_first_three_publishe
         assert BASELINE_SCORES[metric.name].deviation == pytest.approx(noise, abs=5e-5), metric.name
 
 
-def test_an_entry_of_tasks_is_tuned_as_the_baseline_is_whatever_row_it_starts_from(tmp_path):
+def test_an_entry_of_tasks_is_tuned_as_the_baseline_is_whatever_row_it_starts_from(runs, tmp_path):
     baseline = build("t5/1-baseline/baseline", "tiny")
     for row in ("t5/4-objective/prefix-lm", "history/transformer"):
         text = FILE.replace("history/transformer", row).replace("row=", 'track="tasks",\n    row=')

@@ -16,6 +16,7 @@ from statistics import mean, stdev
 
 import numpy as np
 import pytest
+from paths import ROOT
 from reported_runs import NAMES, RATES, RECORD
 from rich.console import Console
 
@@ -60,7 +61,16 @@ from experiments.study.experiment import BASELINE
 from experiments.study.overrides import explicit_overrides, short_name, start_changes
 from experiments.study.paths import report_folder, report_name, row_folder, run_folder
 from experiments.study.presets import GPT
-from experiments.study.registry import REGISTRY, TABLES, add_rows, add_table, build, find, tables_of
+from experiments.study.registry import (
+    REGISTRY,
+    TABLES,
+    add_rows,
+    add_table,
+    build,
+    find,
+    find_buildable,
+    tables_of,
+)
 from experiments.study.scales import SCALES
 from experiments.study.table import Column, Conclusion, Paper, Published, make_table
 from lm.config.base import SettingError, change, leaves
@@ -866,6 +876,19 @@ def test_tables_whose_rows_this_code_cannot_build_are_named_beside_the_others(tm
     assert "This code lacks what the rows need of: jo/5-objective.\n" in text
     with pytest.raises(SettingError, match="row 'jo/5-objective/mse' cannot be built: it needs continuous"):
         report.write_report(tables_of(find("jo/5-*")), "nano", tmp_path)
+
+
+def test_a_table_of_which_no_row_can_be_built_is_refused_with_where_its_needs_and_scores_are(tmp_path):
+    name = "sahoo/3-zero-shot"
+    refused = f"none of these 3 rows can be built: .*; lm list {name} says what each needs"
+    scores = r"; docs/papers/sahoo\.md has their published scores$"
+    assert (ROOT / "docs" / "papers" / "sahoo.md").exists()
+    with pytest.raises(SettingError, match=f"^there is nothing to report: {refused}{scores}"):
+        report.write_report(tables_of(find(name)), "nano", tmp_path)
+    with pytest.raises(SettingError, match=f"^{refused}{scores}"):
+        find_buildable(name)
+    with pytest.raises(SettingError, match="lacks; a report on its table has its published scores$"):
+        find_buildable("sahoo/8-ablation/discrete-time")
 
 
 HOSTILE = [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"", b"\0" * 9, b"9" * 5000]

@@ -30,3 +30,14 @@ def test_an_answer_that_pre_training_on_tasks_would_cut_is_refused():
     vocabulary = SimpleNamespace(encode=lambda text: [7] * (90 * (text == "positive")), template=None)
     with pytest.raises(SettingError, match="'positive'.*'sst2'.*'glue_small'"):
         check_answer_lengths(build(ROW, "nano", given), vocabulary)
+
+
+def test_streams_that_repeated_text_cannot_fill_are_refused_and_not_lowered():
+    # 300 x 32 x 64 / 64 = 9,600 tokens are repeated, which are 150 rows: two streams of 64 rows or more
+    given = {"data.repeats": 64, "data.streams": 16}
+    message = r"data.streams=16 should be at most 2, or 0: data.repeats=64 leaves 9,600 tokens"
+    with pytest.raises(SettingError, match=message):
+        check_agreement(build(ROW, "nano", given))
+    for streams in (0, 1, 2):
+        check_agreement(build(ROW, "nano", given | {"data.streams": streams}))
+    check_agreement(build(ROW, "nano", {"data.streams": 16}))

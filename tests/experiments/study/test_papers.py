@@ -301,6 +301,13 @@ def test_at_scale_base_a_row_trains_as_its_paper_says():
     assert build("fedus/3-initial-values/init-1.0", PAPER_SCALE).model.experts.count == 32
 
 
+def test_mosaic_bert_loses_the_share_of_its_weights_per_update_that_its_optimizer_takes_at_the_peak_rate():
+    """Composer's DecoupledAdamW multiplies weights by 1 - 1e-5 at its peak rate, ours by 1 - rate x decay."""
+    for row in ("ar", "bert"):
+        optimizer = build(f"sahoo/4-glue/{row}", PAPER_SCALE).pretraining.optimizer
+        assert optimizer.learning_rate * optimizer.weight_decay == pytest.approx(1e-5)
+
+
 def test_at_scale_base_the_rate_of_heads_falls_to_0():
     """As BERT's does, and that of all papers that say how encoders are fine-tuned."""
     for row in BUILDABLE:

@@ -5,6 +5,7 @@ scores.
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from functools import cache
@@ -21,12 +22,13 @@ from experiments import __main__ as cli
 from experiments.cli import COMMANDS
 from experiments.cli.list_rows import finished_text, list_rows
 from experiments.cli.run_options import Options, link_shared_run, row_run
+from experiments.cli.sweep import train_rows
 from experiments.processes.progress import duration, reporting
 from experiments.runs.checks import check_agreement
 from experiments.runs.kinds.network import model_parameters
 from experiments.runs.stages import stages
 from experiments.study import classic, registry
-from experiments.study.changes import after_pretraining, apply, at_least, followed_by, times
+from experiments.study.changes import after_pretraining, apply, at_least, followed_by, share_of, times
 from experiments.study.experiment import BASELINE, Experiment, PretrainingPhase
 from experiments.study.papers.t5 import PAPER, TABLES
 from experiments.study.paths import run_folder
@@ -35,6 +37,7 @@ from experiments.study.registry import (
     baseline_of,
     build,
     canonical_row,
+    check_row,
     equal_rows_among,
     find,
     find_one,
@@ -225,6 +228,32 @@ def test_a_row_that_cannot_be_built_says_that_its_scores_are_reported_only_if_th
     assert ("published scores" in registry.needs_text(row)) == bool(published)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.d_modle": 32}, "there is no setting 'model.d_modle'; did you mean 'model.d_model'?"),
+        ({"model.d_model": share_of("model.d_fff", 1 / 4)}, "there is no setting 'model.d_fff'; did"),
+        ({"pretraining.batch_size": 0}, "pretraining.batch_size=0 should be at least 1"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_told_with_its_name_and_what_is_wrong_with_an_option_without(
+    restored_registry, changes, message
+):
+    registry.add_table(make_table("own", "", {"first": {}, "wrong": changes}))
+    with pytest.raises(SettingError, match=re.escape(f"row 'own/wrong': {message}")):
+        build("own/wrong", "nano")
+    build("own/first", "nano")
+    if not any(map(callable, changes.values())):
+        with pytest.raises(SettingError, match=f"^{re.escape(message)}"):
+            build("own/first", "nano", changes)
+
+
+def test_a_row_that_changes_what_nothing_reads_is_refused_by_its_name(restored_registry):
+    registry.add_table(make_table("own", "", {"first": {}, "unread": {"model.mixer.window": 7}}))
+    with pytest.raises(SettingError, match="^row 'own/unread': .*model.mixer.window"):
+        check_row("own/unread", "nano")
+
+
 def test_a_row_that_needs_what_is_lacking_equals_no_other(restored_registry):
     registry.add_table(make_table("lacking", "", {"first": {}, "lacks": missing("a part")}))
     rows = ["lacking/lacks", "lacking/first"]
@@ -271,6 +300,19 @@ def test_the_folder_called_as_a_row_leads_to_the_run_that_it_shares(own_rows, tm
     moved = tmp_path.parent / f"{tmp_path.name}-moved"
     tmp_path.rename(moved)
     assert (moved / "nano/own/written-again/seed-0/settings.json").exists(), "it is relative"
+
+
+def test_a_row_that_shares_a_run_has_its_link_although_the_sweep_is_interrupted(
+    own_rows, tmp_path, monkeypatch
+):
+    def interrupt(*_: object) -> int:
+        (tmp_path / "nano/t5/13-scaling/steps/seed-0").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("experiments.cli.sweep.train_unfinished", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train_rows("own/written-again", 1, {}, Options(runs=tmp_path))
+    assert (tmp_path / "nano/own/written-again/seed-0").is_dir()
 
 
 def test_a_network_is_listed_without_settings_of_models_made_of_counts():
