@@ -145,7 +145,13 @@ class PretrainedTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class HFTokenizer(PretrainedTokenizer):
-    """Tokenize with a tokenizer.json or with BERT's vocab.txt, through the package ``tokenizers``."""
+    """Tokenize with a tokenizer.json or with BERT's vocab.txt, through the package ``tokenizers``.
+
+    Data that spell a special token, such as ``[UNK]`` or ``</s>``, are encoded as text, which transformers
+    does with ``split_special_tokens=True``. By default, with False, it reads the special token there. In a
+    prompt the mask and sentinels are special tokens, as there; EOS, padding and the other UNPROMPTABLE ones
+    are text.
+    """
 
     path: Path
     config: str  # JSON of tokenizer_config.json
