@@ -20,6 +20,7 @@ from lm.config.base import SettingError, did_you_mean
 from lm.config.mesh import MeshConfig, describe_mesh
 
 Tree = TypeVar("Tree")
+Shape = tuple[int, ...]
 
 # Leaves come in the order of feature names, decoder before encoder.
 _SIDE_FIELDS = [field for side, field in BATCH_FEATURES.values() if side == "encoder"]
@@ -215,35 +216,70 @@ def optimizer_state_shardings(
     """Return the shardings of ``init``'s state, whose arrays are sharded as their parameter, axis by axis.
 
     Axes are recognised by size: ``init`` is traced with stand-ins for the parameters whose axes all differ in
-    size. Arrays under no parameter's name, such as a count, are replicated. Raises SettingError for an array
-    of two axes or more that are not the parameter's.
+    size. A stand-in may be wider than its parameter, or else narrower: of these the one counts whose state
+    has the axes of the parameter's state, since an optimiser may go by sizes, as Adafactor does. Arrays under
+    no parameter's name, such as a count, are replicated. Raises SettingError for an array of two axes or more
+    that are not the parameter's.
     """
     mesh: Any = next(iter(shardings.values())).mesh
-    params = named(model)
-    shapes: dict[str, tuple[int, ...]] = {}
+    params, wider, narrower = named(model), dict[str, Shape](), dict[str, Shape]()
     for name, axes in logical_axes(model).items():
-        shapes[name] = _distinct_sizes(params[name].shape, stacked=axes[:1] == ("layers",))
-    stand_ins = {name: jax.ShapeDtypeStruct(shape, params[name].dtype) for name, shape in shapes.items()}
+        is_stacked = axes[:1] == ("layers",)
+        wider[name] = _distinct_sizes(params[name].shape, is_stacked)
+        narrower[name] = _distinct_smaller_sizes(params[name].shape, is_stacked)
 
-    def sharding_of(path, leaf):
-        owners = [key.key for key in path if getattr(key, "key", None) in shapes]
-        # size of an axis of the parameter -> mesh axes
-        spec = dict(zip(shapes[owners[-1]], shardings[owners[-1]].spec, strict=True)) if owners else {}
-        sizes = [size for size in leaf.shape if size > 1]  # an axis of size 1 is one that was reduced
-        if len(set(sizes) & spec.keys()) == len(sizes):
-            return NamedSharding(mesh, PartitionSpec(*map(spec.get, leaf.shape)))
-        if leaf.ndim > 1:
+    def trace(shapes: Mapping[str, Shape]) -> Any:
+        structs = {name: jax.ShapeDtypeStruct(shapes[name], params[name].dtype) for name in shapes}
+        return jax.eval_shape(init, structs)
+
+    def sharding_of(path, leaf, *traced):
+        owners = [key.key for key in path if getattr(key, "key", None) in wider]
+        if owners:
+            owner = owners[-1]
+            for stand_in, of_stand_in in zip((wider, narrower), traced, strict=True):
+                axes = _axes_of(leaf.shape, of_stand_in.shape, params[owner].shape, stand_in[owner])
+                if axes is not None:
+                    spec = [None if axis is None else shardings[owner].spec[axis] for axis in axes]
+                    return NamedSharding(mesh, PartitionSpec(*spec))
+        if leaf.ndim > 1 and leaf.size > 1:
+            shapes = {name: params[name].shape for name in owners[-1:]}
             raise SettingError(
                 f"the optimiser's {jax.tree_util.keystr(path)} of shape {leaf.shape} has other axes than the "
-                f"parameter, {spec}"
+                f"parameter, {shapes}"
             )
         return replicated(mesh)
 
-    return jax.tree_util.tree_map_with_path(sharding_of, jax.eval_shape(init, stand_ins))
+    state = trace({name: params[name].shape for name in wider})
+    return jax.tree_util.tree_map_with_path(sharding_of, state, trace(wider), trace(narrower))
 
 
-def _distinct_sizes(shape: tuple[int, ...], stacked: bool) -> tuple[int, ...]:
-    """Return a size for each axis of ``shape``, all different.
+def _axes_of(
+    shape: Shape, of_stand_in: Shape, parameter: Shape, stand_in: Shape
+) -> tuple[int | None, ...] | None:
+    """Return which axis of the parameter each axis of an array of its optimiser's state is.
+
+    ``shape`` is that of the array, ``of_stand_in`` that of the array for the stand-in. None stands for an
+    axis that was reduced to size 1. The result is None if the two arrays do not have the same axes, each of
+    them once.
+    """
+    if len(shape) != len(of_stand_in):
+        return None
+    axes: list[int | None] = []
+    for size, size_of_stand_in in zip(shape, of_stand_in, strict=True):
+        if size_of_stand_in in stand_in:
+            axis = stand_in.index(size_of_stand_in)
+            if axis in axes or parameter[axis] != size:
+                return None
+            axes.append(axis)
+        elif size == size_of_stand_in == 1:
+            axes.append(None)
+        else:
+            return None
+    return tuple(axes)
+
+
+def _distinct_sizes(shape: Shape, stacked: bool) -> Shape:
+    """Return a size for each axis of ``shape``, all different and none smaller than there.
 
     Axes are visited from the smallest to the largest, and each gets at least 1 more than the one before. The
     axis of layers, the first if ``stacked``, keeps its size, which the others avoid.
@@ -254,6 +290,20 @@ def _distinct_sizes(shape: tuple[int, ...], stacked: bool) -> tuple[int, ...]:
         last += last == layers
         sizes[axis] = last
     return tuple(sizes)
+
+
+def _distinct_smaller_sizes(shape: Shape, stacked: bool) -> Shape:
+    """Return sizes as ``_distinct_sizes`` does, but none larger than in ``shape``.
+
+    Where there are too few sizes from 2 on, they are those of ``_distinct_sizes``.
+    """
+    sizes, layers = list(shape), shape[0] if stacked else 0
+    last = max(shape, default=0) + 1
+    for axis in sorted(range(stacked, len(shape)), key=lambda axis: (shape[axis], axis), reverse=True):
+        last = min(shape[axis], last - 1)
+        last -= last == layers
+        sizes[axis] = last
+    return tuple(sizes) if last > 1 else _distinct_sizes(shape, stacked)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -1,5 +1,6 @@
 """Placement: 1 device = 8 devices, and what cannot be placed is refused by name before anything compiles."""
 
+import itertools
 import re
 from collections import Counter
 from contextlib import nullcontext
@@ -204,6 +205,39 @@ def test_a_square_matrix_has_its_rows_and_columns_told_apart():
     assert (found["8.0.v_row.stack"], found["8.0.v_col.stack"]) == (P(None, "fsdp"), P(None, "tensor"))
     assert (found["0.1.ema.one"], found["8.1.ema.stack"]) == (P("fsdp", "tensor"), P(None, "fsdp", "tensor"))
     assert (found["0.0.v.one"], found["8.0.v.stack"], found["0.0.count"]) == (P(None), P(None, None), P())
+
+
+class JustBelow(nnx.Module):
+    """Arrays with two axes one narrower than those that an optimiser factors."""
+
+    def __init__(self, rngs):
+        self.cube = nnx.Param(jnp.zeros((8, 8, 32)), axes=("embed", "kv", "mlp"))
+        self.stack = nnx.Param(jnp.zeros((9, 8, 8)), axes=("layers", "embed", "mlp"))
+
+
+@pytest.mark.parametrize("factor_from", [8, 9, 32])
+def test_an_array_is_laid_out_by_its_own_axes_whether_the_optimiser_factors_it_or_not(factor_from):
+    model, mesh = JustBelow(nnx.Rngs(0)), sharding.make_mesh(mesh_of(1, 4, 2))
+    config = OptimizerConfig(factor_from=factor_from, clip_rms=None, relative="none")
+    init = update_direction(config, sharding.logical_axes(model)).init
+    params = {"cube": jnp.zeros((8, 8, 32)), "stack": jnp.zeros((9, 8, 8))}
+    places = sharding.optimizer_state_shardings(init, model, sharding.parameter_shardings(model, mesh))
+    of_axis = {"cube": ("fsdp", None, "tensor"), "stack": (None, "fsdp", "tensor")}
+    specs = {path: place.spec for path, place in jax.tree.leaves_with_path(places)}
+    owned = [path for path in specs if getattr(path[-1], "key", None) in params]
+    assert len(owned) == 6
+    state = dict(jax.tree.leaves_with_path(init(params)))
+    for path in owned:
+        leaf, spec, owner = state[path], specs[path], path[-1].key
+        assert len(spec) == leaf.ndim
+        if leaf.shape[-1] == 1:  # a stand-in of optax for what it does not remember
+            assert set(spec) == {None}
+        elif leaf.shape == params[owner].shape:
+            assert tuple(spec) == of_axis[owner]
+        else:  # without one axis, the others in order
+            assert tuple(spec) in {(a, b) for a, b in itertools.combinations(of_axis[owner], 2)}
+            sizes = dict(zip(of_axis[owner], params[owner].shape, strict=True))
+            assert leaf.shape == tuple(sizes[axis] for axis in spec)
 
 
 def test_gradients_are_laid_out_as_their_parameters():
