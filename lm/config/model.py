@@ -236,7 +236,7 @@ class ModelConfig:
     published: str = ""  # config.json of the imported checkpoint, for lm convert export
 
     def __post_init__(self):
-        check_at_least(self, "model.", vocab_size=1, num_encoder_layers=1, num_decoder_layers=1, d_model=1)
+        check_at_least(self, "model.", vocab_size=2, num_encoder_layers=1, num_decoder_layers=1, d_model=1)
         check_above_0(self, "model.", "residual_multiplier")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
