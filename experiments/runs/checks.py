@@ -206,6 +206,7 @@ def check_inputs(
     report_truncated_examples(stages, inputs, say)
     if finetunes(experiment):
         report_unexportable_heads(experiment, say)
+    report_unexportable_model(experiment, say)
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(text_spec(experiment).model if finetunes(experiment) else experiment.model, mesh)
 
@@ -551,6 +552,21 @@ def report_unexportable_heads(experiment: Experiment, say: Callable[[str], objec
             f"the head for {', '.join(names)} is trained and scored, but `lm convert export` cannot write "
             f"it: {reason}"
         )
+
+
+def report_unexportable_model(experiment: Experiment, say: Callable[[str], object]) -> None:
+    """Report why `lm convert export` cannot write the network of a run that trains no new head."""
+    from lm.convert import config_json
+    from lm.convert.heads import with_tied_output
+
+    tunes = finetunes(experiment)
+    if experiment.counts.model != "none" or (tunes and experiment.tuning.heads):
+        return
+    model = exported_model(experiment) if tunes else experiment.model
+    try:
+        config_json(with_tied_output(model))
+    except SettingError as error:
+        say(f"`lm convert export` cannot write this model, which is trained and scored all the same: {error}")
 
 
 def check_output_matrix(experiment: Experiment, needed_by: str) -> None:
