@@ -101,6 +101,13 @@ def feed_forward_width(name: str, width: str) -> Field:
     return Field(name, "mlp.d_ff", None, lambda value, hf_config: value or 4 * hf_config[width])
 
 
+def head_width(width: int, num_heads: int) -> int:
+    """Return the width of each of the heads that share a width; SettingError if they cannot share it."""
+    if num_heads < 1 or width % num_heads:
+        raise SettingError(f"{num_heads} heads should divide a width of {width}")
+    return width // num_heads
+
+
 def key_value_heads(default: int | None = None) -> Field:
     """Map the number of key and value heads; None: that of query heads."""
     return Field(
@@ -563,10 +570,10 @@ def rotated_features() -> Field:
     def to_setting(value: Any, hf_config: HFConfig) -> float:
         if type(value) is not int or value < 1:
             raise SettingError(f"config.json: {name}={value!r} should be a number of features from 1 on")
-        head_width = hf_config["n_embd"] // hf_config["n_head"]
-        fraction = value / head_width
+        width = head_width(hf_config["n_embd"], hf_config["n_head"])
+        fraction = value / width
         # Rounding may leave the product, of which the whole features count, below the number: 30 / 44 * 44.
-        return fraction if int(fraction * head_width) == value else nextafter(fraction, inf)
+        return fraction if int(fraction * width) == value else nextafter(fraction, inf)
 
     return Field(name, "positions.rotary.fraction", 64, to_setting, lambda _, config: config.rotary_width)
 
