@@ -83,6 +83,12 @@ def test_a_loop_that_could_not_count_its_steps_is_refused_by_the_setting(name, v
         LoopConfig(**{name: value})
 
 
+@pytest.mark.parametrize("fraction", [float("inf"), 1.5, -0.5, 1e300])
+def test_a_share_of_rotated_features_beyond_all_or_none_is_refused(fraction):
+    with pytest.raises(SettingError, match="model.positions.rotary.fraction=.* should be at "):
+        changes(ModelConfig(), {"positions.rotary.fraction": fraction})
+
+
 def test_a_vocabulary_has_two_tokens_at_least_since_one_leaves_nothing_to_predict():
     with pytest.raises(SettingError, match="model.vocab_size=1 should be at least 2"):
         ModelConfig(vocab_size=1)
