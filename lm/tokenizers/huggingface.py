@@ -26,7 +26,14 @@ from lm.tokenizers.sentencepiece import (
     read_sentencepiece,
     template_processing,
 )
-from lm.tokenizers.tokenizer import MASK, METASPACE, TOKENIZER_ALGORITHMS, SpecialTokenTemplate, Tokenizer
+from lm.tokenizers.tokenizer import (
+    MASK,
+    METASPACE,
+    TOKENIZER_ALGORITHMS,
+    SpecialTokenTemplate,
+    Tokenizer,
+    check_unicode,
+)
 from lm.tokenizers.wordpiece import VOCAB_FILE, WordPieceTokenizer
 
 SPECIAL_TOKEN_SPELLINGS = {  # the usual spellings of each special token
@@ -148,9 +155,8 @@ class HFTokenizer(PretrainedTokenizer):
     """Tokenize with a tokenizer.json or with BERT's vocab.txt, through the package ``tokenizers``.
 
     Data that spell a special token, such as ``[UNK]`` or ``</s>``, are encoded as text, which transformers
-    does with ``split_special_tokens=True``. By default, with False, it reads the special token there. In a
-    prompt the mask and sentinels are special tokens, as there; EOS, padding and the other UNPROMPTABLE ones
-    are text.
+    does with ``split_special_tokens=True``; by default, with False, it reads the special token there. In a
+    prompt they stand for the token, as there by default, except those of UNPROMPTABLE, such as EOS.
     """
 
     path: Path
@@ -229,6 +235,7 @@ class HFTokenizer(PretrainedTokenizer):
 
         ``_begin`` and ``_end`` are not used: the template decides.
         """
+        check_unicode(text)
         text = self._spell_mask(text)
         if self._spells_unpromptable(text):
             return self.add_special_tokens(self.encode_prompt(text), None, None)
@@ -261,6 +268,7 @@ class HFTokenizer(PretrainedTokenizer):
         return whole[: end - len(text)], whole[end:]
 
     def encode_prompt(self, text: str) -> list[int]:
+        check_unicode(text)
         text = self._spell_mask(text)
         special = _match_any(self._special_tokens - self._unpromptable_tokens)
         if special is None:

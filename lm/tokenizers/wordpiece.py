@@ -5,8 +5,8 @@ between two spaces, punctuation included (BERT's tokenizer also splits at punctu
 text back, normalised by NFKC, except that each ``#`` of several in a row comes back as a word. A word of more
 than MAX_WORD_LENGTH characters, or with a character that the vocabulary lacks, becomes one [UNK].
 
-A text that spells a special token, such as ``[UNK]``, is split like any other. Of an exported vocabulary
-transformers does the same only with ``split_special_tokens=True``; by default it reads the special token.
+A text that spells a special token, such as ``[UNK]``, is split like any other. The spellings are in an
+exported vocabulary: there transformers reads the special token, even with ``split_special_tokens=True``.
 """
 
 import functools
