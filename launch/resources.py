@@ -1,6 +1,7 @@
 """Lists what the launcher has in the cloud now, and deletes it whatever it is doing."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from launch import gce, gcloud, queued
 from launch.command import LaunchError, closest
@@ -71,23 +72,41 @@ def deletions(kind: str, name: str, zone: str, project: str) -> list[list[str]]:
 
 
 def delete(names: Sequence[str], everything: bool, zone: str, project: str, dry_run: bool) -> int:
-    """Delete slices by name, or all of ours; return the first exit code of gcloud that is not 0."""
+    """Delete slices by name, or all of ours; return the first exit code of gcloud that is not 0.
+
+    LaunchError for a name that does not exist, before anything is deleted.
+    """
     if bool(names) == everything:
         raise LaunchError("name the slices to delete, or say --all")
     project = gcloud.billed_project(project)
-    known: list[str] = []
+    if names:
+        known = [resource.name for kind in DELETED for resource in _listed(kind, zone, project)]
+        for name in names:
+            if name not in known:
+                raise LaunchError(f"there is no {name}{closest(name, known)}")
     codes: list[int] = []
     for kind in DELETED:
-        for line in gcloud.output_of(list_command(kind, zone, project, names_only=True)).splitlines():
-            found, found_zone = line.split()
-            known.append(found)
-            if not everything and found not in names:
+        # Listed only now: the deletions of the kinds before may have taken some of these with them.
+        for resource in _listed(kind, zone, project):
+            if not everything and resource.name not in names:
                 continue
-            for command in deletions(kind, found, found_zone, project):
+            for command in deletions(kind, resource.name, resource.zone, project):
                 show(command)
                 outcome = gcloud.Outcome() if dry_run else gcloud.call(command)
                 print(outcome.message)
                 codes.append(DONE if outcome.state == gcloud.ABSENT else outcome.code)
-    for name in set(names) - set(known):
-        raise LaunchError(f"there is no {name}{closest(name, known)}")
     return next(filter(None, codes), DONE)
+
+
+@dataclass(frozen=True)
+class _Resource:
+    """A request, machine or group in the cloud."""
+
+    name: str
+    zone: str
+
+
+def _listed(kind: str, zone: str, project: str) -> list[_Resource]:
+    """Return what is ours of a kind, in a zone or in all (``""``)."""
+    lines = gcloud.output_of(list_command(kind, zone, project, names_only=True)).splitlines()
+    return [_Resource(*line.split()) for line in lines]

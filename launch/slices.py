@@ -142,11 +142,15 @@ def run_to_its_end(row: JobSlice, stop: threading.Event, clock: Callable[[], flo
     machines = row.machines
     is_timed = bool(machines.max_run_time)
     limits = Limits(machines.restarts, len(machines.zones), machines.wait * 60, is_timed)
-    who, attempts, ssh_targets = row.request.name, 0, tuple[str, ...]()
-    state, outcome = SliceState(owned=machines.adopt), Outcome()
+    who = row.request.name
+    attempts = 0
+    ssh_targets: tuple[str, ...] = ()
+    state = SliceState(owned=machines.adopt)
+    outcome = Outcome()
     while state.action != "end":
         say(who, state.why)
-        previous_state, started_at = outcome.state, clock()
+        previous_state = outcome.state
+        started_at = clock()
         zone = machines.zones[state.zone]
         if state.action == "delete":
             time.sleep(state.delay)  # a signal does not shorten the pause: the slice has to be deleted

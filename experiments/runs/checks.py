@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.processes.cluster import broadcast_from_first, gathered
 from experiments.runs import provenance
-from experiments.runs.inputs import Inputs, check_repeated_streams, mixture_lengths
+from experiments.runs.inputs import Inputs, check_repeated_streams, mixture_lengths, unique_tokens
 from experiments.runs.kinds.answers import reader_of
 from experiments.runs.kinds.finetuning import text_spec
 from experiments.runs.kinds.head import HeadFinetuning, head_config
@@ -26,7 +26,7 @@ from experiments.runs.kinds.pretraining import (
 )
 from experiments.runs.kinds.stage import Stage
 from experiments.runs.paths import start_folder
-from experiments.runs.phases import branch_step, mask_of, phase_model, renaming
+from experiments.runs.phases import branch_step, mask_of, phase_model, renaming, tokens_of_text
 from experiments.runs.result import check_settings
 from experiments.runs.sources import Sources
 from experiments.runs.stages import external_checkpoint
@@ -51,6 +51,7 @@ from lm.data.tasks.task_files import check_task_files
 from lm.evaluate.loglikelihood import check_attention_mask
 from lm.objectives.denoising import REPLACED, RESTORED, Lengths, Objective
 from lm.special_tokens import boundary_tokens
+from lm.tokenizers.sentencepiece import ByteTokenizer
 from lm.tokenizers.tokenizer import Tokenizer
 from lm.train.checks import check_host_rows, check_memory, check_mesh, check_rows, device_memory
 from lm.train.mup import check_optimizer
@@ -206,6 +207,7 @@ def check_inputs(
     report_truncated_examples(stages, inputs, say)
     if finetunes(experiment):
         report_unexportable_heads(experiment, say)
+    report_unexportable_model(experiment, say)
     mesh = sharding.make_mesh(experiment.mesh)
     check_memory(text_spec(experiment).model if finetunes(experiment) else experiment.model, mesh)
 
@@ -278,10 +280,11 @@ def check_device_memory(experiment: Experiment, sizes: Mapping[str, int]) -> Non
 
 def check_disk_space(experiment: Experiment, inputs: Inputs) -> None:
     """Raise SettingError if the tokens that pre-training reads do not fit on the disk of the cache."""
-    training, data, corpus = experiment.pretraining, experiment.data, inputs.train
-    stored_tokens = sum(shard.size for shard in corpus.shards) // CHARACTERS_PER_TOKEN
-    read_tokens = training.steps * training.batch_size * data.inputs_length // max(data.repeats, 1)
-    needed = min(read_tokens, stored_tokens) * (2 if inputs.vocabulary.vocab_size <= 2**16 else 4)
+    data, corpus, vocabulary = experiment.data, inputs.train, inputs.vocabulary
+    bytes_per_token = 1 if isinstance(vocabulary, ByteTokenizer) else BYTES_PER_PIECE
+    stored_tokens = sum(shard.size for shard in corpus.shards) // bytes_per_token
+    read_tokens = unique_tokens(experiment) if data.repeats else tokens_of_text(experiment)
+    needed = min(read_tokens, stored_tokens) * (2 if vocabulary.vocab_size <= 2**16 else 4)
     needed = min(needed, round(data.cache_size * GIGABYTE)) if data.cache_size else needed
     free = shutil.disk_usage(inputs.cache).free
     if needed > free and needed > free + token_cache_bytes(corpus.folder):
@@ -364,7 +367,7 @@ def check_lengths(experiment: Experiment, lengths: Sequence[Lengths]) -> None:
 
 
 MEASURED_EXAMPLES = 200  # of a labelled task, of which it is measured how many are truncated
-CHARACTERS_PER_TOKEN = 4  # about, for English and a vocabulary of 32,000 word pieces
+BYTES_PER_PIECE = 4  # of text, about, for English and a vocabulary of 32,000 word pieces
 
 NEEDED_HEADS = {  # (field, value) of an objective -> the heads of the model that compute its loss
     ("pairs", "next-sentence"): {"pooler", "next-sentence"},
@@ -550,6 +553,21 @@ def report_unexportable_heads(experiment: Experiment, say: Callable[[str], objec
             f"the head for {', '.join(names)} is trained and scored, but `lm convert export` cannot write "
             f"it: {reason}"
         )
+
+
+def report_unexportable_model(experiment: Experiment, say: Callable[[str], object]) -> None:
+    """Report why `lm convert export` cannot write the network of a run that trains no new head."""
+    from lm.convert import config_json
+    from lm.convert.heads import with_tied_output
+
+    tunes = finetunes(experiment)
+    if experiment.counts.model != "none" or (tunes and experiment.tuning.heads):
+        return
+    model = exported_model(experiment) if tunes else experiment.model
+    try:
+        config_json(with_tied_output(model))
+    except SettingError as error:
+        say(f"`lm convert export` cannot write this model, which is trained and scored all the same: {error}")
 
 
 def check_output_matrix(experiment: Experiment, needed_by: str) -> None:

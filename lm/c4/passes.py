@@ -16,7 +16,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -62,10 +62,18 @@ def empty_record() -> dict[str, Any]:
     return {"spans": 0, "damaged": 0, "damages": [], "counts": defaultdict(lambda: np.zeros(3, np.int64))}
 
 
+class FilteredPage(NamedTuple):
+    """What the filters leave of a page."""
+
+    text: str
+    url: str
+    span_hashes: np.ndarray  # uint64 [spans]
+
+
 def filter_pages(
     settings: CleaningConfig, pieces: list[pages.Piece], record: dict[str, Any]
-) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield (text, address, hashes of spans, uint64 [spans]) for each page that the filters leave.
+) -> Iterator[FilteredPage]:
+    """Yield each page of which the filters leave something.
 
     Adds what they remove, and damages, to ``record``.
     """
@@ -88,7 +96,7 @@ def filter_pages(
             if filters.DUPLICATES not in settings.without:
                 hashes = filters.span_hashes(clean, settings.deduplicate)
             record["spans"] += len(hashes)
-            yield "\n".join(clean), page.url, hashes
+            yield FilteredPage("\n".join(clean), page.url, hashes)
 
 
 def sort_spans(part: int, hashes: list[np.ndarray]) -> np.ndarray:

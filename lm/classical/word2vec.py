@@ -182,19 +182,25 @@ class Pairs(NamedTuple):
     negatives: Array  # int [B,K]
 
 
-def context_windows(
-    text: PaddedText, positions: Array, reach: Array, window: int
-) -> tuple[Array, Array, Array]:
-    """Return centres int [B], contexts int [B,2 window] and weights float [B,2 window] at ``positions`` [B].
+class ContextWindows(NamedTuple):
+    """The words of B windows, whose contexts are up to C / 2 positions away."""
 
-    A context has weight 1 if it lies within ``reach`` [B] of its centre and in the same document, else 0.
+    centres: Array  # int [B]
+    contexts: Array  # int [B,C]
+    weights: Array  # float [B,C]: 1 where a context counts, else 0
+
+
+def context_windows(text: PaddedText, positions: Array, reach: Array, window: int) -> ContextWindows:
+    """Return the words around ``positions`` [B], C = 2 ``window`` of them for each.
+
+    A context counts if it lies within ``reach`` [B] of its centre and in the same document.
     """
     offsets = jnp.asarray([offset for offset in range(-window, window + 1) if offset])[None, :]
     context_positions = positions[:, None] + offsets
     same_document = text.documents[context_positions] == text.documents[positions][:, None]
     within_reach = jnp.abs(offsets) <= reach[:, None]
     weights = (same_document & within_reach).astype(jnp.float32)
-    return text.words[positions], text.words[context_positions], weights
+    return ContextWindows(text.words[positions], text.words[context_positions], weights)
 
 
 def _epoch_batches(
@@ -220,8 +226,9 @@ def _epoch_batches(
 
 
 def _make_pairs(text: PaddedText, noise: AliasTable, batch: CentreBatches, config: VectorsConfig) -> Pairs:
+    windows = context_windows(text, batch.positions, batch.reach, config.window)
     negatives = sample_negatives(batch.keys, noise, (len(batch.positions), config.negatives))
-    return Pairs(*context_windows(text, batch.positions, batch.reach, config.window), negatives)
+    return Pairs(windows.centres, windows.contexts, windows.weights, negatives)
 
 
 # ---- training

@@ -85,23 +85,38 @@ class RotaryConfig:
         """
         width = int(self.fraction * width)
         frequencies = self.base ** -(np.arange(0, width, 2) / width)
-        turns = self.original_length * frequencies / (2 * pi)
-
-        def llama3():  # linear in the turns, between those that are stretched wholly and not at all
-            low, high = self.low_frequency_factor, self.high_frequency_factor
-            return (turns - low) / (high - low)
-
-        def yarn():  # Peng et al. 2023: linear in the number of the feature, whole features at the ends
-            betas = self.beta_slow, self.beta_fast
-            last, first = (width * log(turns[0] / beta) / (2 * log(self.base)) for beta in betas)
-            first, last = max(floor(first), 0), min(ceil(last), width - 1)
-            return 1 - (np.arange(width // 2) - first) / max(last - first, 1e-3)
-
-        share = {"none": lambda: 1.0, "linear": lambda: 0.0, "llama3": llama3, "yarn": yarn}[self.scaling]()
-        frequencies *= 1 / self.factor + np.clip(share, 0, 1) * (1 - 1 / self.factor)
+        kept = np.clip(self._kept_share(frequencies), 0, 1)
+        frequencies *= 1 / self.factor + kept * (1 - 1 / self.factor)
         # Longer rows spread attention thinner; yarn sharpens it again.
         sharpening = 0.1 * log(max(self.factor, 1)) + 1 if self.scaling == "yarn" else 1.0
         return frequencies.astype(np.float32), sharpening
+
+    def _kept_share(self, frequencies: np.ndarray) -> np.ndarray:
+        """Return which share of each frequency is not divided by ``factor``, [R/2].
+
+        Shares below 0 mean none, shares above 1 all. ``frequencies`` [R/2] are those without scaling, in
+        radians per position.
+        """
+        turns = self.original_length * frequencies / (2 * pi)
+        if self.scaling == "linear":
+            return np.zeros_like(turns)
+        if self.scaling == "llama3":  # linear in the turns, between those stretched wholly and not at all
+            low, high = self.low_frequency_factor, self.high_frequency_factor
+            return (turns - low) / (high - low)
+        if self.scaling == "yarn":  # Peng et al. 2023: linear in the number of the feature
+            width = 2 * len(turns)
+            first = floor(self._feature_with_turns(self.beta_fast, turns[0], width))
+            last = ceil(self._feature_with_turns(self.beta_slow, turns[0], width))
+            first, last = max(first, 0), min(last, width - 1)
+            return 1 - (np.arange(width // 2) - first) / max(last - first, 1e-3)
+        return np.ones_like(turns)
+
+    def _feature_with_turns(self, count: float, first_turns: float, width: int) -> float:
+        """Return the index, a fraction between two features, at which ``count`` turns are made.
+
+        Of ``width`` rotated features the first makes ``first_turns``.
+        """
+        return width * log(first_turns / count) / (2 * log(self.base))
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,7 @@ class ModelConfig:
     published: str = ""  # config.json of the imported checkpoint, for lm convert export
 
     def __post_init__(self):
-        check_at_least(self, "model.", vocab_size=1, num_encoder_layers=1, num_decoder_layers=1, d_model=1)
+        check_at_least(self, "model.", vocab_size=2, num_encoder_layers=1, num_decoder_layers=1, d_model=1)
         check_above_0(self, "model.", "residual_multiplier")
         if not 0 <= self.dropout < 1:
             raise SettingError(f"model.dropout={self.dropout} should be in [0, 1)")
@@ -327,6 +327,8 @@ class ModelConfig:
             raise SettingError(f"model.d_model={self.sum_width} should be even for sinusoidal positions")
         if self.positions.kind == "relative-sinusoids" and self.d_model % 2:
             raise SettingError(f"model.d_model={self.d_model} should be even for sinusoids of positions")
+        check_at_least(self.positions.rotary, "model.positions.rotary.", fraction=0)
+        check_at_most(self.positions.rotary, "model.positions.rotary.", fraction=1)
         width, turned = self.attention.d_kv, self.rotary_width
         if self.positions.kind == "rotary" and (turned % 2 or not 0 < turned <= width):
             raise SettingError(

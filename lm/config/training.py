@@ -446,3 +446,10 @@ class LoopConfig:
     patience: float = 0.0
     profile: tuple[int, int] | None = None  # first and last step to trace; None: no trace
     prefetch: int = 2  # number of batches to copy to the devices ahead of their step [batches]
+
+    def __post_init__(self):
+        check_at_least(self, "", steps=0, log_every=1, evaluate_every=1, patience=0, prefetch=0)
+        if self.profile is not None and not 0 <= self.profile[0] <= self.profile[1]:
+            raise SettingError(
+                f"profile={self.profile} should be the first and the last of one or more steps, or None"
+            )

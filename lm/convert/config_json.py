@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lm.config.base import SettingError, did_you_mean, from_json, leaves
 from lm.config.model import ModelConfig
 from lm.convert.families import FAMILIES, UNSUPPORTED
-from lm.convert.fields import DISENTANGLED_SETTINGS, unused_rope_settings
+from lm.convert.fields import DISENTANGLED_SETTINGS, head_width, unused_rope_settings
 from lm.convert.known_fields import check_fields
 from lm.convert.schema import Family, HFConfig, PretrainingHead, Settings
 
@@ -137,9 +137,7 @@ def _set_attention_head_width(settings: Settings, group: str) -> None:
     num_heads = settings.get(f"{group}.num_heads")
     if num_heads is None or f"{group}.d_kv" in settings:
         return
-    if num_heads < 1 or settings["d_model"] % num_heads:
-        raise SettingError(f"{num_heads} heads should divide a width of {settings['d_model']}")
-    settings[f"{group}.d_kv"] = settings["d_model"] // num_heads
+    settings[f"{group}.d_kv"] = head_width(settings["d_model"], num_heads)
 
 
 def _replace_settings(template: ModelConfig, settings: Settings) -> ModelConfig:

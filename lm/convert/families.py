@@ -36,6 +36,7 @@ from lm.convert.fields import (
     none_if_equal,
     pad_token,
     rope_fields,
+    rotated_features,
     same_in_both,
     switch_capacity,
     switch_jitter,
@@ -742,13 +743,7 @@ GPTJ = Family(
         eos_token(50_256),
         bos_token(),
         feed_forward_width("n_inner", "n_embd"),
-        Field(
-            "rotary_dim",  # how many features of a head are rotated
-            "positions.rotary.fraction",
-            64,
-            lambda width, hf_config: width / (hf_config["n_embd"] // hf_config["n_head"]),
-            lambda _, config: config.rotary_width,
-        ),
+        rotated_features(),
     ),
     supported_values={"scale_attn_weights": True, "rotary": True},
     attribute_map=_GPT2_ATTRIBUTE_MAP,

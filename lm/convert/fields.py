@@ -1,6 +1,7 @@
 """Fields of config.json that several families share, and those whose values are converted."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf, nextafter
 from operator import attrgetter
 from typing import Any
 
@@ -98,6 +99,13 @@ def bos_token() -> FieldGroup:
 def feed_forward_width(name: str, width: str) -> Field:
     """Map the width of the feed-forward layer, by default four times the field ``width``."""
     return Field(name, "mlp.d_ff", None, lambda value, hf_config: value or 4 * hf_config[width])
+
+
+def head_width(width: int, num_heads: int) -> int:
+    """Return the width of each of the heads that share a width; SettingError if they cannot share it."""
+    if num_heads < 1 or width % num_heads:
+        raise SettingError(f"{num_heads} heads should divide a width of {width}")
+    return width // num_heads
 
 
 def key_value_heads(default: int | None = None) -> Field:
@@ -550,6 +558,24 @@ def deberta_convolution() -> FieldGroup:
 
 
 # --- rotary positions
+
+
+def rotated_features() -> Field:
+    """Map rotary_dim, how many features of a head GPT-J rotates.
+
+    Without a number the code of transformers makes angles for the width of the model, which fit no heads.
+    """
+    name = "rotary_dim"
+
+    def to_setting(value: Any, hf_config: HFConfig) -> float:
+        if type(value) is not int or value < 1:
+            raise SettingError(f"config.json: {name}={value!r} should be a number of features from 1 on")
+        width = head_width(hf_config["n_embd"], hf_config["n_head"])
+        fraction = value / width
+        # Rounding may leave the product, of which the whole features count, below the number: 30 / 44 * 44.
+        return fraction if int(fraction * width) == value else nextafter(fraction, inf)
+
+    return Field(name, "positions.rotary.fraction", 64, to_setting, lambda _, config: config.rotary_width)
 
 
 def modernbert_rope() -> FieldGroup:

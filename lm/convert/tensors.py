@@ -78,7 +78,8 @@ def tensors(family: Family, config: ModelConfig, shapes: Mapping[str, Shape]) ->
         layers = [None] if parameter.stack is None else range(shapes[paths[0]][0])
         for layer in layers:
             name = parameter.tensor_name(layer, config)
-            for expert in range(config.experts.count) if EXPERT in name else [None]:
+            experts = range(config.experts.count) if EXPERT in name else [None]
+            for expert in experts:
                 index: Index = layer if layer is None or expert is None else (layer, expert)
                 sources = tuple((path, index) for path in paths)
                 depth = (layer is not None) + (expert is not None)

@@ -26,7 +26,14 @@ from lm.tokenizers.sentencepiece import (
     read_sentencepiece,
     template_processing,
 )
-from lm.tokenizers.tokenizer import MASK, METASPACE, TOKENIZER_ALGORITHMS, SpecialTokenTemplate, Tokenizer
+from lm.tokenizers.tokenizer import (
+    MASK,
+    METASPACE,
+    TOKENIZER_ALGORITHMS,
+    SpecialTokenTemplate,
+    Tokenizer,
+    check_unicode,
+)
 from lm.tokenizers.wordpiece import VOCAB_FILE, WordPieceTokenizer
 
 SPECIAL_TOKEN_SPELLINGS = {  # the usual spellings of each special token
@@ -145,7 +152,12 @@ class PretrainedTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class HFTokenizer(PretrainedTokenizer):
-    """Tokenize with a tokenizer.json or with BERT's vocab.txt, through the package ``tokenizers``."""
+    """Tokenize with a tokenizer.json or with BERT's vocab.txt, through the package ``tokenizers``.
+
+    Data that spell a special token, such as ``[UNK]`` or ``</s>``, are encoded as text, which transformers
+    does with ``split_special_tokens=True``; by default, with False, it reads the special token there. In a
+    prompt they stand for the token, as there by default, except those of UNPROMPTABLE, such as EOS.
+    """
 
     path: Path
     config: str  # JSON of tokenizer_config.json
@@ -223,6 +235,7 @@ class HFTokenizer(PretrainedTokenizer):
 
         ``_begin`` and ``_end`` are not used: the template decides.
         """
+        check_unicode(text)
         text = self._spell_mask(text)
         if self._spells_unpromptable(text):
             return self.add_special_tokens(self.encode_prompt(text), None, None)
@@ -255,6 +268,7 @@ class HFTokenizer(PretrainedTokenizer):
         return whole[: end - len(text)], whole[end:]
 
     def encode_prompt(self, text: str) -> list[int]:
+        check_unicode(text)
         text = self._spell_mask(text)
         special = _match_any(self._special_tokens - self._unpromptable_tokens)
         if special is None:

@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from lm.config.base import SettingError
+
 PAD, EOS, UNK = 0, 1, 2  # ids of the tokenizers trained here, as in T5
 MASK = "[MASK]"  # how a user writes the mask, however the tokenizer spells it
 CLS = "[CLS]"  # how the first token of an encoder's row is shown
@@ -30,6 +32,17 @@ TOKENIZER_ALGORITHMS: tuple[TokenizerAlgorithm, ...] = get_args(TokenizerAlgorit
 SENTENCE_ENDINGS = (".", "?", "!")
 # the special tokens that a prompt may name
 PROMPT_TOKEN = re.compile(r"\[MASK\]|<extra_id_(0|[1-9][0-9]{0,8})>")
+
+
+def check_unicode(prompt: str) -> None:
+    """Raise SettingError for half a character, as a command line in another encoding than UTF-8 has."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise SettingError(
+            f"the prompt has {prompt[error.start]!r} as character {error.start + 1}, which is half a "
+            "character: give the text in UTF-8"
+        ) from error
 
 
 class BoundaryTokens(NamedTuple):
@@ -158,8 +171,9 @@ class Tokenizer(abc.ABC):
     def encode_replacing_masks(self, text: str, replacements: Sequence[int | None]) -> list[int]:
         """Return the ids of a prompt in which ``replacements[k]`` stands for the k-th ``[MASK]``.
 
-        A ``[MASK]`` whose replacement is None is left out.
+        A ``[MASK]`` whose replacement is None is left out. SettingError for a prompt with half a character.
         """
+        check_unicode(text)
         ids: list[int] = []
         position, remaining = 0, iter(replacements)
         for match in PROMPT_TOKEN.finditer(text):

@@ -4,6 +4,9 @@ Each word is split greedily into the longest pieces from left to right, as in BE
 between two spaces, punctuation included (BERT's tokenizer also splits at punctuation). So decoding gives the
 text back, normalised by NFKC, except that each ``#`` of several in a row comes back as a word. A word of more
 than MAX_WORD_LENGTH characters, or with a character that the vocabulary lacks, becomes one [UNK].
+
+A text that spells a special token, such as ``[UNK]``, is split like any other. The spellings are in an
+exported vocabulary: there transformers reads the special token, even with ``split_special_tokens=True``.
 """
 
 import functools
@@ -32,6 +35,7 @@ from lm.tokenizers.tokenizer import UNK
 VOCAB_FILE = "wordpieces.txt"  # file name of a saved vocabulary: one token per line, in the order of ids
 CONTINUATION_PREFIX = "##"
 SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1, 2
+NO_WORD = " "  # no word is spelled so, since words are what stands between spaces
 # share of the text that the characters with tokens make up; as in SentencePiece
 CHARACTER_COVERAGE = 0.9995
 MAX_WORD_LENGTH = 100  # as in BERT [characters]
@@ -63,8 +67,13 @@ class WordPieceTokenizer(TrainedTokenizer):
 
     @functools.cached_property
     def backend(self) -> tokenizers.Tokenizer:
-        # without [PAD] and </s>: a text that spells them must not become special tokens
-        return _make_backend(self.vocab)
+        """Return the tokenizer of the package ``tokenizers`` that encodes text as data.
+
+        It has no token that a text could spell and that is special: [PAD] and </s> are left out, and the
+        unknown token has a name that no word has.
+        """
+        regular = {token: token_id for token, token_id in self.vocab.items() if token_id > UNK}
+        return _make_backend({NO_WORD: UNK} | regular, unknown=NO_WORD)
 
     @property
     def vocab_size(self) -> int:
@@ -120,11 +129,15 @@ class WordPieceTokenizer(TrainedTokenizer):
         return _make_backend(vocab)
 
 
-def _make_backend(vocab: Mapping[str, int]) -> tokenizers.Tokenizer:
-    """Return a tokenizer of the package ``tokenizers`` that splits words greedily into ``vocab``."""
+def _make_backend(vocab: Mapping[str, int], *, unknown: str = SPECIAL_TOKENS[UNK]) -> tokenizers.Tokenizer:
+    """Return a tokenizer of the package ``tokenizers`` that splits words greedily into ``vocab``.
+
+    ``unknown`` is the token in ``vocab`` of words that cannot be split so. A word that is spelled like it
+    becomes it too.
+    """
     model = models.WordPiece(
         dict(vocab),
-        unk_token=SPECIAL_TOKENS[UNK],
+        unk_token=unknown,
         continuing_subword_prefix=CONTINUATION_PREFIX,
         max_input_chars_per_word=MAX_WORD_LENGTH,
     )

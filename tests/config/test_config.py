@@ -24,6 +24,8 @@ from lm.config.base import (
     to_json,
 )
 from lm.config.classical import CountsConfig
+from lm.config.model import ModelConfig
+from lm.config.training import LoopConfig
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,33 @@ def test_a_wrong_setting_of_a_markov_model_is_named_by_its_path():
 def test_a_base_without_wavelengths_is_refused_with_yarn(name):
     with pytest.raises(SettingError, match=f"rotary.{name}=1.0 should be above 1"):
         RotaryConfig(**{name: 1.0}, scaling="yarn", factor=2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("steps", -1, "steps=-1 should be at least 0"),
+        ("log_every", 0, "log_every=0 should be at least 1"),
+        ("evaluate_every", 0, "evaluate_every=0 should be at least 1"),
+        ("patience", -1.0, "patience=-1.0 should be at least 0"),
+        ("prefetch", -1, "prefetch=-1 should be at least 0"),
+        ("profile", (3, 2), r"profile=\(3, 2\) should be the first and the last of one or more steps"),
+    ],
+)
+def test_a_loop_that_could_not_count_its_steps_is_refused_by_the_setting(name, value, message):
+    with pytest.raises(SettingError, match=message):
+        LoopConfig(**{name: value})
+
+
+@pytest.mark.parametrize("fraction", [float("inf"), 1.5, -0.5, 1e300])
+def test_a_share_of_rotated_features_beyond_all_or_none_is_refused(fraction):
+    with pytest.raises(SettingError, match="model.positions.rotary.fraction=.* should be at "):
+        changes(ModelConfig(), {"positions.rotary.fraction": fraction})
+
+
+def test_a_vocabulary_has_two_tokens_at_least_since_one_leaves_nothing_to_predict():
+    with pytest.raises(SettingError, match="model.vocab_size=1 should be at least 2"):
+        ModelConfig(vocab_size=1)
 
 
 def test_a_change_touches_one_leaf_and_leaves_the_original_alone():

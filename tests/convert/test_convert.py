@@ -367,6 +367,32 @@ def test_both_spellings_of_rotary_settings_mean_the_same(kind):
     assert model_config(config_json(old), ()) == old
 
 
+@pytest.mark.parametrize(("head_width", "rotated"), [(16, 16), (44, 30), (49, 4), (256, 64)])
+def test_a_gpt_j_rotates_as_many_features_as_its_file_says(head_width, rotated):
+    theirs = json.loads((GOLDEN / "gptj" / "config.json").read_text())
+    theirs |= {"n_embd": 4 * head_width, "n_head": 4, "rotary_dim": rotated}
+    config = model_config(theirs, [])
+    assert config.rotary_width == rotated and config_json(config)["rotary_dim"] == rotated
+
+
+@pytest.mark.parametrize(("width", "heads"), [(3, 4), (3, 2), (4, 0)])
+def test_heads_that_do_not_share_the_width_of_a_gpt_j_are_refused_in_words(width, heads):
+    theirs = json.loads((GOLDEN / "gptj" / "config.json").read_text())
+    with pytest.raises(SettingError, match=f"{heads} heads should divide a width of {width}"):
+        model_config(theirs | {"n_embd": width, "n_head": heads}, [])
+    if heads:
+        config = changes(PRESETS["gpt2"], {"d_model": width, "attention.num_heads": heads})
+        with pytest.raises(SettingError, match="no published family computes this model"):
+            config_json(config)
+
+
+@pytest.mark.parametrize("rotated", [None, 0, 2.0, "4", True])
+def test_a_gpt_j_without_a_number_of_rotated_features_is_refused_by_the_field(rotated):
+    theirs = json.loads((GOLDEN / "gptj" / "config.json").read_text())
+    with pytest.raises(SettingError, match=f"config.json: rotary_dim={rotated!r} should be a number of"):
+        model_config(theirs | {"rotary_dim": rotated}, [])
+
+
 def test_a_gemma_3_of_transformers_4_means_the_same_as_one_of_5():
     older = config_json(PRESETS["gemma-3-4b"])
     stretched = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}

@@ -7,6 +7,7 @@ import json
 import lzma
 import platform
 import random
+import re
 import subprocess
 import sys
 import time
@@ -40,6 +41,7 @@ from lm.data.corpus.tables import read_table
 from lm.data.corpus.token_cache import EncodedCorpus
 from lm.data.pretraining import pretraining_rows
 from lm.objectives.denoising import OBJECTIVES
+from lm.tokenizers.sentencepiece import ByteTokenizer
 
 
 def text_of(batch):
@@ -515,3 +517,23 @@ def test_a_disk_that_is_too_small_for_the_encoded_text_is_told_before_training(t
         checks.check_disk_space(base, prepared)
     checks.check_disk_space(build("t5/1-baseline/baseline", "base", {"data.cache_size": 0.9}), prepared)
     checks.check_disk_space(build("t5/1-baseline/baseline", "nano"), prepared)
+
+
+def test_the_room_for_encoded_text_is_that_of_all_that_is_read_in_the_tokens_of_the_vocabulary(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))
+
+    def needed(changes, corpus_bytes, vocabulary=VOCABULARY):
+        corpus = SimpleNamespace(shards=(SimpleNamespace(size=corpus_bytes),), folder=tmp_path / "tokens")
+        prepared = SimpleNamespace(train=corpus, vocabulary=vocabulary, cache=tmp_path)
+        with pytest.raises(SettingError) as error:
+            checks.check_disk_space(build("t5/1-baseline/baseline", "base", changes), prepared)
+        return re.search(r"will keep (\d+) GB", str(error.value))[1]
+
+    # 568 tokens of text in each row, of which inputs with sentinels for the spans have 512
+    assert needed({"objective.noise": "spans"}, 10**12) == "76"
+    assert needed({"objective.noise": "spans", "data.repeats": 4}, 10**12) == "17"
+    # two bytes for each byte of the text, or for each word piece of about four
+    assert needed({}, 10**10, ByteTokenizer(100)) == "20"
+    assert needed({}, 10**10, SimpleNamespace(vocab_size=32_100)) == "5"

@@ -434,6 +434,18 @@ def test_the_first_line_of_a_csv_file_that_is_not_empty_names_the_columns(tmp_pa
         read_table(path)
 
 
+@pytest.mark.parametrize("header", ["a|b", "\na;b", '"a|b"'])
+def test_the_name_of_the_only_column_may_have_a_sign_that_separates_columns_elsewhere(header, tmp_path):
+    (tmp_path / "one.csv").write_text(f"{header}\nx\ny\n")
+    name = header.strip().strip('"')
+    assert [*read_table(tmp_path / "one.csv")] == [{name: "x"}, {name: "y"}]
+    (tmp_path / "quoted.csv").write_text('"a|b"\nx|y\n')
+    assert [*read_table(tmp_path / "quoted.csv")] == [{"a|b": "x|y"}]
+    (tmp_path / "two.csv").write_text("\na|b\nx|y\n")
+    with pytest.raises(DataError, match=r"two.csv, line 2: columns are separated by '\|'.* in quotes"):
+        read_table(tmp_path / "two.csv")
+
+
 def test_half_a_character_in_a_table_of_json_is_read_as_a_mark_wherever_it_stands(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(r'{"a": "cut \ud83d", "b": {"c": ["cut \ud83d"]}, "\ud83d": 1}')

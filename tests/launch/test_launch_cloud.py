@@ -663,6 +663,16 @@ def test_what_is_there_is_deleted_by_name_and_a_name_that_is_not_is_refused(stag
     assert launch("list") == 0 and "none of ours" in capsys.readouterr().out
 
 
+def test_a_misspelt_name_beside_a_right_one_deletes_nothing(stage, capsys):
+    queue = "lm-t5-a-0123ab us-west4-a"
+    stage.record(list=[(0, queue, ""), (0, "", ""), (0, "", "")] * 3)
+    assert launch("delete", "lm-t5-a-0123ab", "lm-t5-a-0123ac") == 2
+    assert "there is no lm-t5-a-0123ac; did you mean lm-t5-a-0123ab?" in capsys.readouterr().err
+    assert "delete" not in stage.calls()
+    assert launch("delete", "lm-t5-a-0123ab") == 0
+    assert stage.calls().count("delete") == 1
+
+
 def test_a_host_is_counted_only_when_it_runs(stage):
     asked = Request("x", Slice("v6e", "4x4", 16), "p", Machines(("z",)))
 

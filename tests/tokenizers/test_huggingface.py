@@ -15,7 +15,8 @@ from trained_tokenizers import ODD, TEXTS, byte_pairs
 
 from lm.config.base import SettingError
 from lm.tokenizers.huggingface import PretrainedSentencePieceTokenizer, load_pretrained_tokenizer
-from lm.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
+from lm.tokenizers.sentencepiece import ByteTokenizer, SentencePieceTokenizer, train_sentencepiece
+from lm.tokenizers.wordpiece import WordPieceTokenizer, train_wordpiece
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,24 @@ def test_a_tokenizer_json_is_found_first_and_gives_its_special_tokens(tmp_path, 
     assert 1 not in ids and found.decode([0, *ids, 2, 5]).strip() == TEXTS[1]
     assert found.word_starts[ids[:2]].tolist() == [True, found.word_starts[ids[1]]]
     assert pickle.loads(pickle.dumps(found)).encode(TEXTS[1]) == ids
+
+
+def test_a_prompt_that_is_no_unicode_is_refused_in_words_by_every_tokenizer(tmp_path, spiece):
+    byte_pairs(tmp_path / "tokenizer.json")
+    pieces = train_wordpiece(TEXTS, 60, tmp_path / "pieces.txt")
+    all_tokenizers = [
+        load_pretrained_tokenizer(tmp_path, 300),
+        load_pretrained_tokenizer(spiece.parent, 400),
+        WordPieceTokenizer(pieces, 10),
+        ByteTokenizer(10),
+    ]
+    for tokenizer in all_tokenizers:
+        for encode in (
+            tokenizer.encode_prompt,
+            lambda text, tokenizer=tokenizer: tokenizer.encode_with_special_tokens(text, None, None),
+        ):
+            with pytest.raises(SettingError, match=r"the prompt has '\\udcff' as character 2, which is half"):
+                encode("a\udcffb")
 
 
 def test_a_token_of_two_hashes_does_not_make_every_other_the_beginning_of_a_word(tmp_path, monkeypatch):

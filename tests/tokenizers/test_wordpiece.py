@@ -111,6 +111,12 @@ def test_all_of_ascii_comes_back_but_for_blanks_and_a_run_of_hashes_never_joins_
     assert ascii_pieces.encode(back) == ids
 
 
+def test_a_text_that_spells_the_unknown_token_is_encoded_as_text(ascii_pieces):
+    pieces = [ascii_pieces.tokens[token] for token in ascii_pieces.encode("dog [UNK] x[UNK]")]
+    assert pieces == [*"d ##o ##g [ ##U ##N ##K ##] x ##[ ##U ##N ##K ##]".split()]
+    assert ascii_pieces.encode_prompt("[UNK] dog") == ascii_pieces.encode("[UNK] dog")
+
+
 def test_text_is_normalised_by_nfkc_and_loses_its_control_characters(ascii_pieces):
     assert ascii_pieces.decode(ascii_pieces.encode("ﬁne Ａ e​s\tc\nd")) == "fine A es c d"
 

@@ -8,7 +8,8 @@ import csv
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,11 +95,7 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
     """Yield the rows of a CSV file; empty lines are skipped, and the first other one names the columns."""
     csv.field_size_limit(MAX_CELL_CHARACTERS)
     with _open_text(path, newline="") as file:
-        first = file.readline()
-        other = next((sign for sign in ";\t|" if sign in first), None)
-        if other and delimiter not in first:
-            reason = f"columns are separated by {other!r}: save the file with {delimiter!r} between them"
-            raise DataError(f"{path}, line 1: {reason}")
+        _check_delimiter(path, file, delimiter)
         file.seek(0)
         lines = csv.reader(file, delimiter=delimiter, strict=True)
         begin = 1  # line of the row that is read
@@ -122,6 +119,24 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[TableRow]:
             if "unexpected end" in str(error):
                 raise DataError(f"{path}, line {begin}: a quote is opened and never closed") from error
             raise DataError(f"{path}, line {lines.line_num}: {error}") from error
+
+
+def _check_delimiter(path: Path, file: Iterable[str], delimiter: str) -> None:
+    """Raise DataError if the columns of a file of tables seem to be separated by another sign.
+
+    The sign is in the names of columns, where ``delimiter`` is not, and so is one of the two in the first
+    row. Without either there, the file has one column, whose name has such a sign.
+    """
+    lines = (line for line in enumerate(file, 1) if line[1].strip())
+    number, names = next(lines, (1, ""))
+    _, row = next(lines, (1, ""))
+    names = re.sub('"[^"]*"', "", names)  # a name in quotes may have any signs
+    other = next((sign for sign in ";\t|" if sign in names), None)
+    if other and delimiter not in names and (other in row or delimiter in row):
+        raise DataError(
+            f"{path}, line {number}: columns are separated by {other!r}: save the file with {delimiter!r} "
+            f"between them; a name with {other!r} in it stands in quotes"
+        )
 
 
 def _read_tsv(path: Path) -> Iterator[TableRow]:

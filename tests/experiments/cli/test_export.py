@@ -17,7 +17,7 @@ from tiny import TINY
 
 from experiments.cli.convert import export_checkpoint, import_checkpoint
 from experiments.notebook import load_run
-from experiments.runs import provenance
+from experiments.runs import checks, provenance
 from experiments.runs.init_from import overrides_of_start
 from experiments.runs.kinds.head import HeadFinetuning
 from experiments.runs.model_card import model_card, training_lines
@@ -236,6 +236,24 @@ def test_what_cannot_leave_is_said_in_one_line_before_training_and_refused_with_
     read = re.search("which has read `([^`]*)`", card)[1]
     assert "truncation=True" in card and f"print(model(**inputs).{read})" in card
     assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == 60
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("gpt/llama", None),
+        ("t5/1-baseline/baseline", None),
+        ("history/trigram", None),  # counts have no weights
+        ("positions/rotary", "for gpt_neox, model.embedding.scale='sqrt' should be 'none'"),
+        ("sahoo/1-lm1b/mdlm-33b", "model.positions.kind='rotary' should be 'relative-disentangled'"),
+    ],
+)
+def test_a_model_without_a_new_head_that_no_family_can_hold_is_named_before_training(row, reason):
+    said: list[str] = []
+    checks.report_unexportable_model(build(row, "nano"), said.append)
+    assert len(said) == (reason is not None)
+    for line in said:
+        assert "`lm convert export` cannot write this model" in line and reason in line
 
 
 def test_adapters_cannot_leave_and_low_rank_updates_can(runs):
