@@ -100,7 +100,7 @@ def delete(names: Sequence[str], everything: bool, zone: str, project: str, dry_
 
 @dataclass(frozen=True)
 class _Resource:
-    """A request, machine or group in the cloud."""
+    """Holds where a request, machine or group in the cloud is."""
 
     name: str
     zone: str

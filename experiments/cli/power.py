@@ -27,10 +27,10 @@ def power(
 ) -> None:
     """Show the smallest difference that a table tells from noise, by the number of seeds per row.
 
-    A second table has the probability that rows which do not differ are found equivalent. The noise is
-    measured on the table's finished runs. It needs two rows with two seeds in common; with fewer than three
-    seeds it may be far too small, by the factor that is printed. Give the settings with which they were
-    swept.
+    A second table has the probability that rows which do not differ are found equivalent, a third the noise.
+    It is measured on the table's finished runs. It needs two rows with two seeds in common; with fewer than
+    three seeds it may be far too small, by the factor that is printed. Give the settings with which they
+    were swept.
 
         lm power t5/6-corruption-rate
         lm power 't5/*' --scale mini

@@ -186,7 +186,7 @@ def scores_figure(
 
 @dataclass(frozen=True)
 class Quantity:
-    """What one panel shows of each row."""
+    """Holds what one panel shows of each row."""
 
     title: str
     score: Callable[[Row], Score | None]

@@ -9,7 +9,8 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain
+from string import ascii_lowercase
 
 from experiments.console import LEFT_ALIGNED_HEADINGS, Cell, Sheet
 from experiments.report.comparison import EQUIVALENCE_MARGIN, Comparison, Verdict, Verdicts, VerdictWord
@@ -389,8 +390,7 @@ def _possible_keys(paper: Paper) -> Iterator[str]:
     plain = unicodedata.normalize("NFKD", author.lower().partition(" et al")[0])
     key = re.sub(r"[^a-z0-9]", "", plain) + year or "paper"
     yield key
-    for number in count(2):
-        yield f"{key}{chr(ord('a') + number - 1)}" if number <= 26 else f"{key}-{number}"
+    yield from (key + letter for letter in ascii_lowercase[1:])
 
 
 def _author_and_year(paper: Paper) -> tuple[str, str]:

@@ -38,8 +38,8 @@ EQUIVALENCE_TITLE = (
     f"Probability that equal rows are found equivalent (within {EQUIVALENCE_MARGIN:.2f} deviations)"
 )
 NOISE_TITLE = (
-    "What the tests are simulated with: the standard deviation of the difference of two runs\n"
-    "over seeds, and that of two rows over examples [standard deviations of a run]"
+    "The noise in these simulations: the standard deviation of the difference of two\n"
+    "runs over seeds, and of two rows over examples [standard deviations of a run]"
 )
 
 

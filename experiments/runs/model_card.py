@@ -271,8 +271,8 @@ def _objective(settings: Experiment) -> str:
     if settings.objective.mixture:
         return f" by `{settings.objective.mixture}`"
     names = [name for name, objective in OBJECTIVES.items() if objective == settings.objective]
-    telling = [name for name in names if name != "baseline"]
-    return f" by `{telling[0]}`" if telling else ""
+    descriptive = [name for name in names if name != "baseline"]
+    return f" by `{descriptive[0]}`" if descriptive else ""
 
 
 def _without_folder(source: str) -> str:

@@ -63,7 +63,7 @@ def empty_record() -> dict[str, Any]:
 
 
 class FilteredPage(NamedTuple):
-    """What the filters leave of a page."""
+    """Holds what the filters leave of a page."""
 
     text: str
     url: str

@@ -183,7 +183,7 @@ class Pairs(NamedTuple):
 
 
 class ContextWindows(NamedTuple):
-    """The words of B windows, whose contexts are up to C / 2 positions away."""
+    """Holds the words of B windows, whose contexts are up to C / 2 positions away."""
 
     centres: Array  # int [B]
     contexts: Array  # int [B,C]

@@ -74,7 +74,7 @@ class Beams(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """The beams of a search after one more token, and what became of each running one."""
+    """Holds the beams of a search after one more token, and what each running one extends."""
 
     beams: Beams
     parent: Array  # int32 [B,K]: index of the beam that it extends

@@ -42,7 +42,7 @@ class EvalTask:
 
 @dataclass(frozen=True)
 class TaskEvaluation:
-    """What a model answered on a task, and its metrics."""
+    """Holds what a model answered on a task, and its metrics."""
 
     task: AnyTask
     rows: Sequence[Row]  # those that were predicted

@@ -41,7 +41,7 @@ class Decoded(NamedTuple):
 
 
 class Prefilled(NamedTuple):
-    """What a model knows when it has read the prompts of a batch."""
+    """Holds what a model computed from the prompts of a batch, for the answers to go on from."""
 
     logits: Array  # float32 [B,V] of the first token of each answer
     cache: Any  # for the other tokens: a ``Cache``, or one for each member of an ensemble
@@ -128,7 +128,7 @@ def _decode(model, batch, key, *, decoding):
 
 
 def _first_logits(model, batch, max_length):
-    """Read the prompts into a cache with room for answers of ``max_length`` tokens: ``Prefilled``.
+    """Return what the model computed from the prompts, in a cache with room for ``max_length`` tokens more.
 
     Raises SettingError if prompts, with their padding, and answers exceed the last position.
     """
