@@ -234,6 +234,7 @@ Changes = TypedDict(
         "model.mlp.adapter_width": int | Change,
         "model.experts": ExpertsConfig | Change,
         "model.experts.count": int | Change,
+        "model.experts.d_ff": int | None | Change,
         "model.experts.kind": Literal["token-choice", "expert-choice"] | Change,
         "model.experts.per_token": int | Change,
         "model.experts.normalized": bool | Change,

@@ -29,6 +29,8 @@ class ExpertsConfig:
     """Mixtures of experts: a router sends each token through a few of a layer's feed-forward layers."""
 
     count: int = 0  # number of experts of a layer; 0: it has one feed-forward layer [experts]
+    # width of an expert's hidden layer; None: as mlp.d_ff (Narang et al. 2021: half of it) [features]
+    d_ff: int | None = setting(None, ROUTED)
     # who chooses: each token its experts (token-choice), or each expert its tokens among all of a row
     # (expert-choice, Zhou et al. 2022: of encoders, since it looks ahead)
     kind: Literal["token-choice", "expert-choice"] = setting("token-choice", ROUTED)
@@ -68,7 +70,7 @@ class ExpertsConfig:
     def __post_init__(self):
         prefix = "model.experts."
         check_at_least(self, prefix, count=0, per_token=1, every=1, group_rows=1, balance_loss=0, z_loss=0)
-        check_at_least(self, prefix, first=0, eval_capacity=1)
+        check_at_least(self, prefix, first=0, eval_capacity=1, d_ff=1)
         check_at_most(self, prefix, count=2**16)
         check_at_least_0_below_1(self, prefix, "noise" if self.dropout is None else "noise dropout")
         for name in ("capacity_factor", "eval_capacity_factor"):

@@ -910,6 +910,11 @@ class ModelConfig:
         return any(window is not None for window in self.windows(side))
 
     @property
+    def expert_d_ff(self) -> int:
+        """Return the width of an expert's hidden layer [features]."""
+        return self.mlp.d_ff if self.experts.d_ff is None else self.experts.d_ff
+
+    @property
     def num_expert_layers(self) -> int:
         """Return the number of layers of all stacks that have experts."""
         encoder = len(self.experts.layers(self.num_encoder_layers)) if self.has_encoder else 0

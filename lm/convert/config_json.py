@@ -291,6 +291,7 @@ def semantic_settings(config: ModelConfig) -> Settings:
         "attention.key_bias": config.key_has_bias,
         "heads": tuple(sorted(config.heads)),
         "experts.first": config.experts.first_layer,
+        "experts.d_ff": config.expert_d_ff,
     }
     has_window = config.has_window("encoder") or config.has_window("decoder")
     # settings -> whether the model reads them; those that end in "." or "_" are beginnings of several

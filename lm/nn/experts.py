@@ -75,7 +75,7 @@ class ExpertMLP(Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
         self.config = config
-        num_experts, d_model, d_ff = config.experts.count, config.d_model, config.mlp.d_ff
+        num_experts, d_model, d_ff = config.experts.count, config.d_model, config.expert_d_ff
 
         def linear(width: int, out: int, axes: tuple[str, str]) -> ExpertLinear:
             return ExpertLinear(rngs, (num_experts, width, out), axes, use_bias=config.mlp_has_bias)
@@ -107,7 +107,7 @@ class ExpertMLP(Module):
         if config.eval_capacity is not None and not (is_training or keeps_all):
             text_capacity, group_rows = config.eval_capacity, 1
         explore_key, dropout_key = split_key(key, 2)
-        if config.dropout is not None:
+        if config.dropout is not None or config.d_ff is not None:
             dropout_mask = self._own_dropout_mask(dropout_key, rows)
         is_token = jnp.ones((rows, length), bool) if segments is None else jnp.asarray(segments) > 0
         grouped = x.reshape(rows // group_rows, group_rows * length, -1)
@@ -152,6 +152,11 @@ class ExpertMLP(Module):
     def inactive_parameters(self) -> float:
         """Return the number of parameters of a layer that a token does not pass."""
         return (1 - self.active_share) * (num_parameters(self) - self.router.kernel.size)
+
+    @property
+    def _dropout_rate(self) -> float:
+        own = self.config.experts.dropout
+        return self.config.dropout if own is None else own
 
     @property
     def _matrix_elements(self) -> int:
@@ -261,22 +266,18 @@ class ExpertMLP(Module):
 
     @remat  # recomputed in the backward pass, except the last product, whose value no gradient needs
     def _activate_and_project(self, hidden: Array, linear: Array | None, dropout_mask: Array | None) -> Array:
-        config = self.config
-        hidden = ACTIVATIONS[config.mlp.activation](hidden)
+        hidden = ACTIVATIONS[self.config.mlp.activation](hidden)
         if linear is not None:
             hidden = hidden * linear
-        rate = config.dropout if config.experts.dropout is None else config.experts.dropout
         if dropout_mask is not None:
             # All tokens of a group drop the same features: those of its first row.
             rows_per_group = len(dropout_mask) // len(hidden)
             dropout_mask = dropout_mask[::rows_per_group, :, None, :]
-        return self.out(dropout(hidden, dropout_mask, rate))
+        return self.out(dropout(hidden, dropout_mask, self._dropout_rate))
 
     def _own_dropout_mask(self, key: Array | None, rows: int) -> Array | None:
-        """Return the mask bool [B,1,F] by model.experts.dropout; None without a key."""
+        """Return the mask bool [B,1,F] by the rate and the width of experts; None without a key."""
         if key is None:
             return None
-        shape = rows, 1, self.config.mlp.d_ff
-        return constrain(
-            jax.random.bernoulli(key, 1 - self.config.experts.dropout, shape), "batch", "length", "mlp"
-        )
+        shape = rows, 1, self.config.expert_d_ff
+        return constrain(jax.random.bernoulli(key, 1 - self._dropout_rate, shape), "batch", "length", "mlp")

@@ -75,6 +75,8 @@ def _split_block_sizes(config: ModelConfig, heads: str, d_ff: str) -> Iterator[t
         yield heads, config.attention.num_heads, "tensor"
     if config.mlp.activation != "none":
         yield d_ff, config.mlp.d_ff, "tensor"
+    if config.experts.count and config.experts.d_ff is not None:
+        yield "experts.d_ff", config.experts.d_ff, "tensor"
 
 
 def check_memory(model: ModelConfig, mesh: Mesh) -> None:

@@ -155,6 +155,26 @@ def test_experts_may_have_a_dropout_of_their_own():
     assert np.abs(run(still, batch, KEY) - run(still, batch)).max() > 1e-3  # the block's own dropout
 
 
+def test_experts_may_have_a_width_of_their_own():
+    half = changes(TINY, EXPERTS | {"mlp.d_ff": 8, "experts.d_ff": 4, "experts.every": 2, "dropout": 0.5})
+    shapes = {name: leaf.shape for name, leaf in named(made(half)).items()}
+    assert {shape[-1] for name, shape in shapes.items() if name.endswith("experts.hidden.kernel")} == {4}
+    assert {shape[-1] for name, shape in shapes.items() if name.endswith("mlp.hidden.kernel")} == {8}
+    batch = example(1, 5, 6)
+    assert np.abs(run(made(half), batch, KEY) - run(made(half), batch)).max() > 1e-3  # dropout of both widths
+    same = changes(half, {"experts.d_ff": 8})
+    np.testing.assert_array_equal(
+        run(made(same), batch), run(made(changes(half, {"experts.d_ff": None})), batch)
+    )
+
+
+def test_an_expert_drops_features_of_its_own_hidden_layer_at_the_rate_of_the_model():
+    layer = ExpertMLP(changes(DECODER, {"experts.d_ff": 40, "dropout": 0.25}), nnx.Rngs(params=KEY))
+    mask = np.asarray(layer._own_dropout_mask(KEY, 500))
+    assert mask.shape == (500, 1, 40)
+    assert abs(mask.mean() - 0.75) < 4 * (0.75 * 0.25 / mask.size) ** 0.5
+
+
 NAMES = ["experts", "decoder, experts in every second layer", "encoder, one expert per token"]
 
 
@@ -318,6 +338,7 @@ def test_masked_language_models_and_heads_train_their_routers_too():
         ({"heads": ("generator",)}, "leave out generator"),
         ({"experts.capacity_factor": 0.0}, "capacity_factor=0.0 should be above 0"),
         ({"experts.dropout": 1.0}, "dropout=1.0"),
+        ({"experts.d_ff": 0}, "d_ff=0 should be at least 1"),
         ({"experts.eval_capacity": 4, "experts.eval_capacity_factor": 1.0}, "one of the two should be None"),
     ],
 )

@@ -6,6 +6,7 @@ docs/choices.md.
 """
 
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Literal
 
@@ -111,17 +112,32 @@ def layers(factor: float) -> Changes:
     }
 
 
-def experts(per_token: int, spacing: float) -> Changes:
-    """Return the change to 16 experts in every n-th layer.
+@dataclass(frozen=True)
+class RowsOf:
+    """A change that makes a setting the number of rows of inputs that hold so many tokens."""
 
-    n is ``spacing`` times the number of encoder layers.
+    tokens: int
+
+    def __call__(self, _old: int, experiment: Experiment) -> int:
+        """Return the number of rows at this scale."""
+        return ceil(self.tokens / experiment.data.inputs_length)
+
+    def __str__(self) -> str:
+        return f"rows of {self.tokens:,} tokens"
+
+
+def experts(per_token: int, factor: float) -> Changes:
+    """Return the change to 32 experts in every fourth layer of the paper's twelve.
+
+    factor: capacity factor in training; in evaluation it is 2.
     """
     return {
-        "model.experts.count": 16,
+        "model.experts.count": 32,
         "model.experts.per_token": per_token,
-        "model.experts.every": share_of("model.num_encoder_layers", spacing),
+        "model.experts.every": share_of("model.num_encoder_layers", 1 / 3),
+        "model.experts.capacity_factor": factor,
         "model.experts.eval_capacity_factor": 2.0,
-        "model.experts.exploration": "jitter",
+        "model.experts.group_rows": RowsOf(1_024),
     }
 
 
@@ -232,8 +248,8 @@ ROWS: dict[str, Changes | Missing] = {
     "synthesizer-random-plus": synthesizer("random", "added"),
     "synthesizer-random-plus-alpha": synthesizer("random", "mixed"),
     "universal": UNIVERSAL,
-    "moe": experts(2, 1 / 3),
-    "switch": experts(1, 1 / 6),
+    "moe": experts(2, 2.0) | {"model.experts.d_ff": share_of("model.mlp.d_ff", 1 / 2)},
+    "switch": experts(1, 1.2) | {"model.experts.exploration": "jitter"},
     "funnel": {"model.funnel.blocks": FunnelBlocks()},
     "weighted": {"model.attention.branching": "weighted"},
     "product-key": {

@@ -19,6 +19,10 @@ from lm.objectives.denoising import OBJECTIVES, Objective
 
 _SCORES = PublishedScores(Path(__file__).with_name("weller_scores.json"))
 STEPS = 360_000  # 1.7 trillion tokens
+RATE = 8e-4  # of the 150M size
+# An update takes this share of the weights at the peak of the rate. Its code does not multiply the decay by
+# the rate, as ours does, but by the rate's share of its peak (StableAdamW of optimi, with ``decouple_lr``).
+DECAY = 1e-5
 ENCODER: Changes = (
     BERT
     | NO_NSP
@@ -38,7 +42,7 @@ PUBLISHED: Changes = (
     | vocabulary("bpe", 50_368)
     | {"data.corpus": "text:ettin", "model.norm.epsilon": 1e-5, "model.dropout": 0.0}
     | pretraining(STEPS, 4_608, 1_024)
-    | adamw(STEPS, 8e-4, 640, beta2=0.98, weight_decay=1e-5)
+    | adamw(STEPS, RATE, 640, beta2=0.98, weight_decay=DECAY / RATE)
     | {"pretraining.optimizer.schedule": "constant"}
     | tuned_by_heads(5e-5, 32, 512)
 )
@@ -77,17 +81,18 @@ DECODER: Changes = {"model.architecture": "decoder", **objective("causal-lm")}
 QUOTED = missing("another paper's run")
 
 
-def sized(d_model: int, d_ff: int, rate: float = 8e-4, decay: float = 1e-5, ramp: int = 3) -> Changes:
+def sized(d_model: int, d_ff: int, rate: float = RATE, decay: float = DECAY, ramp: int = 3) -> Changes:
     """Return the widths of a size as shares of the 150M one, and how it trains.
 
-    rate, decay, ramp: learning rate, weight decay and ramp of the rate [billion tokens].
+    rate, decay, ramp: learning rate, share of the weights that an update takes, and ramp of the rate [billion
+    tokens].
     """
     return {
         "model.d_model": times(d_model / 768, 8),
         "model.mlp.d_ff": times(d_ff / 1_152, 8),
         "model.attention.num_heads": times(d_model / 768),
-        "pretraining.optimizer.learning_rate": times(rate / 8e-4),
-        "pretraining.optimizer.weight_decay": times(decay / 1e-5),
+        "pretraining.optimizer.learning_rate": times(rate / RATE),
+        "pretraining.optimizer.weight_decay": times((decay / rate) / (DECAY / RATE)),
         "pretraining.optimizer.warmup_steps": times(ramp / 3),
     }
 
@@ -135,13 +140,17 @@ class HalfTheRate:
             old,
             schedule="warmup-stable-decay",
             learning_rate=old.learning_rate / 2,
+            weight_decay=2 * old.weight_decay,  # an update takes as much of the weights as before
             warmup_steps=warmup(old.warmup_steps, experiment),
             decay_start=stable(old.decay_start, experiment),
             decay_end=0,  # the last step
         )
 
     def __str__(self) -> str:
-        return "half the rate, with a ramp in the first 6 % and a decay in the last 20 % of the last phase"
+        return (
+            "half the rate and twice the weight decay, with a ramp in the first 6 % and a decay in the last "
+            "20 % of the last phase"
+        )
 
 
 def crossed(name: str, objective: Objective, mask: Mask) -> Changes:
