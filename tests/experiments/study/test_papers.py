@@ -177,8 +177,6 @@ OTHER_PARAMETERS = {
     "lan/2-sizes/albert-xxlarge": "223 here; the text of the paper has 233, its tables 235",
     "narang/2-learned-positions/block-sharing": "0.8 more here: learned positions, which are not printed",
     "narang/2-learned-positions/block-sharing+factorized+shared": "0.8 more here: learned positions",
-    "narang/1-modifications/switch": "1,073 here, as is right for MoE; the paper prints 1,100",
-    "narang/2-learned-positions/switch": "1,074 here, with learned positions",
     "sahoo/1-lm1b/ar-33b": "132 here, of which 23 are an output matrix of its own",
     "sahoo/1-lm1b/ar-327b": "132 here, of which 23 are an output matrix of its own",
     "sahoo/1-lm1b/mdlm-33b": "132 here, of which 23 are an output matrix of its own",
