@@ -60,8 +60,14 @@ def pretraining_heads_of_checkpoint(
 
 
 def pretraining_heads_of_config(config: ModelConfig) -> set[str]:
-    """Return the pre-training heads of one of our models, with "logits" if its output layer has a bias."""
-    return {*config.heads, "logits"} if config.output.bias else {*config.heads}
+    """Return the pre-training heads of one of our models.
+
+    "logits" is among them if an encoder has an output layer, or that of a model with a decoder a bias.
+    """
+    has_logits = config.output.bias
+    if config.architecture == "encoder":
+        has_logits = config.output.logits != "none"
+    return {*config.heads, "logits"} if has_logits else {*config.heads}
 
 
 def flatten_sections(hf_config: HFConfig, family: Family) -> HFConfig:
@@ -107,7 +113,10 @@ def model_config(hf_config: HFConfig, heads: Collection[str], *, untied: bool = 
             if settings.setdefault(path, value) != value:  # two fields of one setting differ
                 given = f"{field.names[0]}={hf_config[field.names[0]]!r}"
                 raise SettingError(f"config.json: {given} should be {settings[path]!r} here too")
+    output = settings.get("output.logits", "tied")
     settings |= _pretraining_head_settings(family, heads)
+    if family.template.architecture == "encoder":
+        settings["output.logits"] = output if "logits" in heads else "none"
     if untied and family.tie_flag_unreliable:
         settings["output.logits"] = settings["output.logits"].replace("tied", "separate")
     for path, derive in family.derived.items():
@@ -120,13 +129,11 @@ def model_config(hf_config: HFConfig, heads: Collection[str], *, untied: bool = 
 def _pretraining_head_settings(family: Family, heads: Collection[str]) -> Settings:
     """Return the settings that say which pre-training heads a model has, of those the family knows."""
     known = [name for name, path in HEAD_PARAMETERS.items() if name in heads and path in family.parameters]
-    has_logits = "logits" in known
+    has_logits = "logits" in known  # with a bias
     settings: Settings = {
         "heads": [name for name in known if name != "logits"],
         "output.bias": has_logits,
     }
-    if family.template.architecture == "encoder":
-        settings["output.logits"] = "tied" if has_logits else "none"
     if family.has_masked_lm_head:
         settings["output.transform"] = has_logits
     return settings

@@ -1698,6 +1698,44 @@ MODERNBERT = Family(
     output_matrix="decoder",
 )
 
+# Boizard et al. 2025: the layers of Llama without a mask. Its class for texts pools in one of three ways, of
+# which "mean" is that of a pooled head: a dense layer on the mean of all states.
+EUROBERT = Family(
+    model_type="eurobert",
+    architectures={"EuroBertForMaskedLM": ("logits",), "EuroBertModel": ()},
+    task_classes=task_classes("EuroBert", "tokens")
+    | task_classes("EuroBert", "classes", "regression", pool="mean", dense="dense", activation="gelu"),
+    template=changes(
+        _ENCODER,
+        {
+            "positions.kind": "rotary",
+            "norm.kind": "rms",
+            "bias": False,
+            "residual": "pre-norm",
+            "embedding.norm": False,
+        },
+    ),
+    fields=(
+        *override(
+            without(_LLAMA_FIELDS_WITHOUT_BIAS, "num_decoder_layers"),
+            Field("max_position_embeddings", "positions.max_length", 8_192),
+            Field("rms_norm_eps", "norm.epsilon", 1e-5),
+            pad_token(128_001),
+            eos_token(128_001),
+        ),
+        Field("num_hidden_layers", "num_encoder_layers"),
+    ),
+    supported_values={"attention_bias": False, "mlp_bias": False},
+    written_values={"classifier_pooling": "mean"},
+    ignored=("pretraining_tp", "mask_token_id"),
+    base_model_prefix="model",
+    base_model=(
+        embedding("embed", "embed_tokens"),
+        norm("encoder.norm", "norm"),
+        stack("encoder.blocks", "layers", _LLAMA_ATTENTION, _LLAMA_MLP, _LLAMA_NORMS),
+    ),
+)
+
 # Yang et al. 2019: relative positions of Transformer-XL, and a second stream of queries in pre-training
 XLNET = Family(
     model_type="xlnet",
@@ -1830,6 +1868,7 @@ _ENCODERS = (
     DEBERTA,
     DEBERTA_V2,
     MODERNBERT,
+    EUROBERT,
     XLNET,
 )
 FAMILIES = {family.model_type: family for family in (*_ENCODER_DECODERS, *_DECODERS, *_ENCODERS)}

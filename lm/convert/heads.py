@@ -34,6 +34,7 @@ HEAD_MODULES = (
     "logits_proj",
     "pooler",
     "head",  # the dense layer and norm of ModernBERT, where no masked LM follows
+    "dense",  # EuroBERT's
 )
 HEAD_FIELDS = ("id2label", "label2id", "problem_type", "num_labels")  # of config.json
 PROBLEM_TYPES = {"classes": "single_label_classification", "regression": "regression"}

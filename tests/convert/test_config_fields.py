@@ -114,6 +114,8 @@ REFUSED = {  # legal, and told by the field's name
             "hidden_activation": "'silu'",
         }.items()
     },
+    "eurobert/attention_bias": "attention_bias=True is not supported",
+    "eurobert/mlp_bias": "mlp_bias=True is not supported",
     "modernbert/stretched": "rope_parameters of full_attention=.*'linear'.* are not supported",
     "mpnet/relative_attention_num_buckets": "relative_attention_num_buckets=33 is not supported",
     "deberta-v2/grouped_convolution": "conv_groups=2 is not supported",

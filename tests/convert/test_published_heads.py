@@ -64,6 +64,7 @@ def module_of(name):
         "logits_proj",
         "qa_outputs",
         "score",
+        "dense",
     )
     module = next(part for part in path if part in heads)
     return path[-1] if module == "classifier" else module
@@ -83,8 +84,8 @@ def tuned(family, head):
         config = replace(config, heads=tuple({*config.heads, "pooler"}))
     elif task_class.dense is not None:
         head = replace(head, dense=task_class.activation)
-    if head.is_pooled and task_class.pool == "last":
-        head = replace(head, pool="last")
+    if head.is_pooled:
+        head = replace(head, pool=task_class.pool)
     model, given = abstract(config, head), named(body)
     theirs = {
         "body.pooler.": task_class.dense,
@@ -127,7 +128,7 @@ def outputs_of_body(family):
     return jax.tree.map(np.asarray, jax.jit(Transformer.outputs)(body, batch))
 
 
-WITHOUT_BIAS = ("xlnet",)  # whose heads are recorded without biases
+WITHOUT_BIAS = ("xlnet", "eurobert")  # whose heads are recorded without biases
 WHOLE = ("bert/SequenceClassification", "gpt2/SequenceClassification")
 FAST = ("bert", "albert", "roberta", "distilbert", "electra_disc", "gpt2", "llama_gqa")
 

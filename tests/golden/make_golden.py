@@ -44,6 +44,7 @@ SPECS = {  # class, seed, options
     "gemma2": ("Gemma2ForCausalLM", 209, {}),
     "t5gemma": ("T5GemmaForConditionalGeneration", 204, {"long": 40}),
     "modernbert": ("ModernBertForMaskedLM", 128, {}),
+    "eurobert": ("EuroBertForMaskedLM", 132, {}),
     "bert": ("BertForPreTraining", 111, {}),
     "roberta": ("RobertaForMaskedLM", 112, {}),
     "albert": ("AlbertForMaskedLM", 113, {}),
@@ -99,6 +100,7 @@ HOOKS |= {
     "mixtral": HOOKS["llama"],
     "qwen2": HOOKS["llama"],
     "qwen3": HOOKS["llama"],
+    "eurobert": HOOKS["llama"],
     "gemma2": HOOKS["gemma"],
 }
 HOOKS |= {

@@ -36,9 +36,10 @@ CLASSES = {
     "gpt_bigcode_mqa": ["SequenceClassification", "TokenClassification"],
     "gpt_neox_rotary": DECODER,
     "qwen3": ["SequenceClassification", "TokenClassification"],
+    "eurobert": ["SequenceClassification", "TokenClassification"],
 }
 HEADS = ("pooler", "pre_classifier", "classifier", "sequence_summary", "logits_proj", "qa_outputs", "score")
-WITHOUT_BIAS = ("xlnet",)  # heads of ours above these have no biases
+WITHOUT_BIAS = ("xlnet", "eurobert")  # heads of ours above these have no biases
 PADDING = 0  # in the recorded inputs of decoders, whose files name none
 
 
@@ -46,6 +47,8 @@ def redraw(model):
     for name, parameter in model.named_parameters():
         *path, leaf = name.split(".")
         module = next((each for each in HEADS if each in path), None)
+        if path == ["dense"]:  # of EuroBERT's class; other layers of this name lie within modules
+            module = "dense"
         if module and leaf == "bias" and model.config.model_type in WITHOUT_BIAS:
             parameter.data.zero_()
         elif module:

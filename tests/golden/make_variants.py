@@ -182,6 +182,7 @@ TYPES = {  # class, the sizes of its tiny model
         "ModernBertForMaskedLM",
         BERT | {"local_attention": 4, "pad_token_id": 1, "num_hidden_layers": 3},
     ),
+    "eurobert": ("EuroBertForMaskedLM", BERT | {"num_key_value_heads": 1, "pad_token_id": 0}),
     "distilbert": ("DistilBertForMaskedLM", DISTIL),
     "bert": ("BertForMaskedLM", BERT),
     "roberta": ("RobertaForMaskedLM", BERT),
