@@ -83,6 +83,7 @@ def test_what_does_not_divide_is_named_before_anything_compiles(sizes, rows, mic
         ({"mixer.kind": "gru", "attention.num_heads": 3}, "tensor", None),
         ({"mlp.activation": "none", "mlp.d_ff": 7}, "tensor", None),
         ({"mlp.d_ff": 7}, "tensor", "model.mlp.d_ff of size 7"),
+        ({"experts.count": 2, "experts.d_ff": 7}, "tensor", "model.experts.d_ff of size 7"),
         ({"embedding.d_embed": 9, "output.logits": "separate"}, "fsdp", "model.embedding.d_embed of size 9"),
         (
             {"architecture": "encoder-decoder", "cross_attention.num_heads": 3},
