@@ -51,7 +51,12 @@ def published(model: Changes) -> Setup:
         ENCODER,
         model
         | vocabulary("bpe", 128_256)
-        | {"data.corpus": "text:fineweb-edu", "model.norm.epsilon": 1e-5}
+        | {
+            "data.corpus": "text:fineweb-edu",
+            "model.dropout": 0.0,
+            "model.norm.epsilon": 1e-5,
+            "model.output.logits": "separate",
+        }
         | pretraining(STEPS, 1_152, 2_048)
         | adamw(STEPS, 5e-4, 2_000, beta2=0.95, epsilon=1e-5, weight_decay=0.1)
         | {

@@ -45,7 +45,7 @@ ALBERT: Changes = (
 PUBLISHED: Changes = (
     size(12, 768, 12)
     | vocabulary("unigram", 30_000)
-    | {"data.corpus": WIKIPEDIA_AND_BOOKS, "model.dropout": 0.0}
+    | {"data.corpus": WIKIPEDIA_AND_BOOKS}
     | pretraining(STEPS, 4_096, 512)
     | adamw(STEPS, 1.76e-3, 3_125)
     | {"pretraining.optimizer.name": "lamb"}
@@ -177,7 +177,7 @@ TABLES = (
         {
             "dropout": XXLARGE
             | {
-                "model.dropout": 0.1,
+                "model.dropout": 0.1,  # which small scales do not have
                 "pretraining.steps": times(8),
                 "pretraining.optimizer.decay_end": times(8),
             },

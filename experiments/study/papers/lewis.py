@@ -10,6 +10,7 @@ from experiments.study.changes import Changes, objective, times
 from experiments.study.classic import BART
 from experiments.study.papers.setups import (
     WIKIPEDIA_AND_BOOKS,
+    adamw,
     pretraining,
     size,
     tuned_by_heads,
@@ -23,8 +24,8 @@ BASE: Changes = (
     | vocabulary("bpe", 50_265)
     | {"data.corpus": WIKIPEDIA_AND_BOOKS, "start.steps": 0}
     | pretraining(1_000_000, 256, 512)
-    | {"pretraining.optimizer.learning_rate": 4e-4, "pretraining.optimizer.warmup_steps": 10_000}
-    | tuned_by_heads(3e-5, 32, 512)
+    | adamw(1_000_000, 4e-4, 10_000, beta2=0.98, clip_norm=None)
+    | tuned_by_heads(3e-5, 32, 512, warmup=0.06, beta2=0.98, epsilon=1e-8, clip_norm=None)
 )
 PAPER = Paper(
     name="BART",

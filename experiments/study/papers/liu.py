@@ -32,19 +32,21 @@ from experiments.study.table import (
 
 _SCORES = PublishedScores(Path(__file__).with_name("liu_scores.json"))
 ROBERTA: Changes = BERT | NO_NSP
+TASKS = GLUE_HEADS + RACE_HEADS
 BASE: Changes = (
     size(12, 768, 12)
     | vocabulary("bpe", 50_265)
-    | {"data.corpus": WIKIPEDIA_AND_BOOKS}
+    | {"data.corpus": WIKIPEDIA_AND_BOOKS, "model.norm.epsilon": 1e-5}
     | pretraining(1_000_000, 256, 512)
     | adamw(1_000_000, 1e-4, 10_000)
-    | tuned_by_heads(2e-5, 32, 512, heads=GLUE_HEADS + RACE_HEADS)
+    | tuned_by_heads(2e-5, 32, 512, heads=TASKS)  # as BERT
 )
 LARGE: Changes = (
     BASE
     | size(24, 1_024, 16)
     | pretraining(100_000, 8_192, 512)
     | adamw(100_000, 4e-4, 30_000, beta2=0.98, clip_norm=None)
+    | tuned_by_heads(2e-5, 32, 512, heads=TASKS, warmup=0.06, beta2=0.98, weight_decay=0.1, clip_norm=None)
 )
 PAPER = Paper(
     name="RoBERTa",

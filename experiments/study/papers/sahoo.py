@@ -26,8 +26,16 @@ DECODER: Changes = GPT | {
     "model.output.logits": "separate",
     "tuning.heads": (),
 }
+# Linear layers of attention have no biases in its code, and norms have none; all others have.
+BIASES: Changes = {
+    "model.bias": False,
+    "model.mlp.bias": True,
+    "model.norm.bias": False,
+    "model.output.bias": True,
+}
 TRAINING: Changes = (
     size(12, 768, 12)
+    | BIASES
     | adamw(500_000, 3e-4, 2_500, epsilon=1e-8, weight_decay=0.0)
     | {"pretraining.optimizer.schedule": "constant", "pretraining.optimizer.ema": 0.9999}
 )
@@ -49,8 +57,10 @@ MOSAIC_AT_BASE: Changes = (
     | pretraining(70_000, 4_096, 128)
     # The weight decay of its optimiser, 1e-5, is not multiplied by the rate, as ours is, but by the rate's
     # share of its peak (DecoupledAdamW of Composer).
-    | adamw(70_000, MOSAIC_RATE, 4_200, beta2=0.98, weight_decay=1e-5 / MOSAIC_RATE)
-    | tuned_by_heads(2e-5, 16, 128)
+    | adamw(70_000, MOSAIC_RATE, 4_200, beta2=0.98, weight_decay=1e-5 / MOSAIC_RATE, clip_norm=None)
+    | {"objective.rate": 0.3, "pretraining.optimizer.decay_floor": 0.02}
+    # the defaults of the example of transformers for GLUE
+    | tuned_by_heads(2e-5, 16, 128, warmup=0.0, epsilon=1e-8, weight_decay=0.0)
 )
 PAPER = Paper(
     name="Masked diffusion",

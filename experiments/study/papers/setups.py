@@ -89,10 +89,17 @@ def tuned_by_heads(
     length: int,
     steps: int = 10_000,
     heads: tuple[str, ...] = GLUE_HEADS,
+    *,
+    warmup: float = 0.1,
+    beta2: float = 0.999,
+    epsilon: float = 1e-6,
+    weight_decay: float = 0.01,
+    clip_norm: float | None = 1.0,
 ) -> Changes:
     """Return fine-tuning of an encoder on labelled tasks, by default GLUE and SQuAD, a head for each.
 
-    The rate rises linearly in the first tenth of the steps, and then falls linearly to 0.
+    The rate rises linearly in a share of the steps, ``warmup``, and then falls linearly to 0. The defaults of
+    it and of AdamW are those of BERT's code (Devlin et al. 2019), which ALBERT's and ELECTRA's have too.
     """
     return HEADS | {
         "tuning.heads": heads,
@@ -101,6 +108,10 @@ def tuned_by_heads(
         "finetuning.batch_size": batch_size,
         "finetuning.optimizer.learning_rate": learning_rate,
         "finetuning.optimizer.schedule": "linear",
-        "finetuning.optimizer.warmup_steps": steps // 10,
+        "finetuning.optimizer.warmup_steps": round(warmup * steps),
         "finetuning.optimizer.decay_end": 0,  # the last step
+        "finetuning.optimizer.beta2": beta2,
+        "finetuning.optimizer.epsilon": epsilon,
+        "finetuning.optimizer.weight_decay": weight_decay,
+        "finetuning.optimizer.clip_norm": clip_norm,
     }

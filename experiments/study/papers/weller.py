@@ -23,6 +23,8 @@ RATE = 8e-4  # of the 150M size
 # An update takes this share of the weights at the peak of the rate. Its code does not multiply the decay by
 # the rate, as ours does, but by the rate's share of its peak (StableAdamW of optimi, with ``decouple_lr``).
 DECAY = 1e-5
+# Likewise in fine-tuning, by ModernBERT's code for MNLI (DecoupledAdamW of Composer).
+TUNING_RATE, TUNING_DECAY = 5e-5, 1e-6
 ENCODER: Changes = (
     BERT
     | NO_NSP
@@ -44,7 +46,15 @@ PUBLISHED: Changes = (
     | pretraining(STEPS, 4_608, 1_024)
     | adamw(STEPS, RATE, 640, beta2=0.98, weight_decay=DECAY / RATE)
     | {"pretraining.optimizer.schedule": "constant"}
-    | tuned_by_heads(5e-5, 32, 512)
+    | tuned_by_heads(
+        TUNING_RATE,
+        32,
+        512,
+        warmup=0.06,
+        beta2=0.98,
+        weight_decay=TUNING_DECAY / TUNING_RATE,
+        clip_norm=None,
+    )
 )
 PAPER = Paper(
     name="Ettin",

@@ -43,7 +43,7 @@ PUBLISHED: Changes = (
     | {"data.corpus": WIKIPEDIA_AND_BOOKS, "model.norm.epsilon": 1e-5, "model.embedding.norm": True}
     | pretraining(STEPS, 4_096, 128)
     | adamw(STEPS, 2e-3, 1_380, beta2=0.98, clip_norm=None)
-    | tuned_by_heads(3e-5, 32, 128)
+    | tuned_by_heads(3e-5, 32, 128, warmup=0.06, beta2=0.98, weight_decay=0.1, clip_norm=None)
 )
 BERTS: Changes = {"objective.inputs": "masks-random-or-same"}  # 80 % [MASK], 10 % random, 10 % unchanged
 

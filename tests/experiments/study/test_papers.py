@@ -315,6 +315,90 @@ def test_at_scale_base_the_rate_of_heads_falls_to_0():
             assert (optimizer.schedule, optimizer.decay_end) == ("linear", 0), row.name
 
 
+@pytest.mark.parametrize(
+    ("row", "warmup", "beta2", "epsilon", "decay", "clip_norm"),
+    [
+        # BERT's code, and that of ALBERT and ELECTRA
+        ("liu/2-format/full-sentences", 0.1, 0.999, 1e-6, 0.01, 1.0),
+        ("lan/2-sizes/albert-base", 0.1, 0.999, 1e-6, 0.01, 1.0),
+        ("clark/5-efficiency/electra", 0.1, 0.999, 1e-6, 0.01, 1.0),
+        # examples/roberta/config/finetuning of fairseq, and finetune_glue.sh of DinkyTrain
+        ("liu/4-data-and-length/books+wiki", 0.06, 0.98, 1e-6, 0.1, None),
+        ("wettig/mask-rate/40", 0.06, 0.98, 1e-6, 0.1, None),
+        # examples/bart/README.glue.md of fairseq
+        ("lewis/1-objectives/text-infilling", 0.06, 0.98, 1e-8, 0.01, None),
+        # the defaults of transformers
+        ("sahoo/4-glue/bert", 0.0, 0.999, 1e-8, 0.0, 1.0),
+        # src/evals/glue_jobs.py of ModernBERT, which takes 1e-6 of the weights at the peak rate of 5e-5
+        ("weller/9-crossed/enc-150m", 0.06, 0.98, 1e-6, 0.02, None),
+    ],
+)
+def test_at_scale_base_heads_are_tuned_by_the_optimizer_of_the_papers_code(
+    row, warmup, beta2, epsilon, decay, clip_norm
+):
+    stage = build(row, PAPER_SCALE).finetuning
+    optimizer = stage.optimizer
+    assert optimizer.warmup_steps == warmup * stage.steps
+    assert (optimizer.beta1, optimizer.beta2, optimizer.epsilon) == (0.9, beta2, epsilon)
+    assert (optimizer.weight_decay, optimizer.clip_norm) == (pytest.approx(decay), clip_norm)
+
+
+def test_at_scale_base_the_rate_of_every_encoder_with_heads_decays_in_pretraining():
+    """Only Ettin's first phase has a constant rate."""
+    for row in BUILDABLE:
+        e = build(row.name, PAPER_SCALE)
+        if e.tuning.heads and not row.name.startswith("weller/"):
+            assert e.pretraining.optimizer.decays, row.name
+
+
+def test_at_scale_base_mosaic_bert_is_trained_by_its_recipe():
+    """mosaic-bert-base-uncased.yaml: masks of 30 %, a rate that falls to 2 % of its peak, no clipping."""
+    e = build("sahoo/4-glue/bert", PAPER_SCALE)
+    assert e.objective.rate == 0.3
+    for row in ("bert", "ar"):
+        optimizer = build(f"sahoo/4-glue/{row}", PAPER_SCALE).pretraining.optimizer
+        assert (optimizer.schedule, optimizer.decay_floor, optimizer.clip_norm) == ("linear", 0.02, None)
+
+
+@pytest.mark.parametrize("row", ["sahoo/1-lm1b/ar-33b", "sahoo/2-owt/mdlm", "jo/1-text8/mdlm"])
+def test_at_scale_base_masked_diffusion_has_the_biases_of_its_code(row):
+    """In models/dit.py feed-forward layers and logits have biases, attention and norms have none."""
+    model = build(row, PAPER_SCALE).model
+    assert model.mlp_has_bias and model.output.bias
+    assert not (model.bias or model.qkv_has_bias or model.norm.bias)
+
+
+def test_at_scale_base_models_drop_out_as_in_the_papers_code():
+    """The repository of ALBERT has no dropout in its second version alone; EuroBERT and Ettin have none."""
+    for row, dropout in {
+        "lan/2-sizes/albert-base": 0.1,
+        "lan/8-dropout/dropout": 0.1,
+        "gisserot/2-5-masks-610m/mlm-40": 0.0,
+        "weller/9-crossed/enc-150m": 0.0,
+        "wettig/mask-rate/40": 0.1,
+    }.items():
+        assert build(row, PAPER_SCALE).model.dropout == dropout, row
+
+
+def test_at_scale_base_models_of_masks_or_causal_first_have_an_output_matrix_of_their_own():
+    """EuroBERT's weights are not tied; the names of sizes count one of the two matrices."""
+    for name, millions in {"210m": 210, "610m": 610}.items():
+        model = build(f"gisserot/2-5-masks-{name}/mlm-40", PAPER_SCALE).model
+        assert model.output.logits == "separate"
+        embedding = model.vocab_size * model.d_model / 1e6
+        assert costs(model, 128).parameters / 1e6 - embedding == pytest.approx(millions, rel=0.02)
+
+
+def test_norms_of_models_that_fairseq_trains_have_the_epsilon_of_torch():
+    for row in (
+        "liu/1-masking/dynamic",
+        "liu/8-glue/base",
+        "wettig/mask-rate/15",
+        "lewis/1-objectives/token-masking",
+    ):
+        assert build(row, PAPER_SCALE).model.norm.epsilon == 1e-5, row
+
+
 @pytest.mark.parametrize("size", weller.SIZES)
 def test_a_size_of_ettin_trains_by_its_recipe(size):
     path = SHARED / "papers/weller-2025.json"
