@@ -247,6 +247,25 @@ def falcon_architecture() -> FieldGroup:
     return FieldGroup((new, multi_query, kv_heads, parallel, num_norms), settings, read, write)
 
 
+def bloom_parts() -> FieldGroup:
+    """Check that the products of BLOOM's output layers are not computed in parts.
+
+    With both fields transformers adds up parts of each product, and leaves the bias out.
+    """
+    number, is_used = "pretraining_tp", "slow_but_exact"
+
+    def read(hf_config: HFConfig) -> Settings:
+        if hf_config.get(is_used) and (hf_config.get(number) or 1) > 1:
+            given = f"{is_used}={hf_config[is_used]!r} with {number}={hf_config[number]!r}"
+            raise SettingError(
+                f"config.json: {given} is not supported, since transformers then leaves out biases: "
+                f"{is_used} should be false"
+            )
+        return {}
+
+    return FieldGroup((number, is_used), (), read, lambda _: {})
+
+
 # --- T5
 
 
