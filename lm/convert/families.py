@@ -35,6 +35,7 @@ from lm.convert.fields import (
     key_value_heads,
     modernbert_rope,
     none_if_equal,
+    opt_embedding_width,
     pad_token,
     rope_fields,
     rotated_features,
@@ -878,7 +879,7 @@ OPT = Family(
         eos_token(2),
         bos_token(),
         choice("do_layer_norm_before", "residual", {True: "pre-norm", False: "post-norm"}, True),
-        embedding_width("word_embed_proj_dim", None, none_if_equal("hidden_size")),
+        opt_embedding_width(),
     ),
     supported_values={
         "enable_bias": True,

@@ -145,6 +145,26 @@ def embedding_width(name: str, default: int | None, to_setting: Callable[[Any, H
     return Field(name, "embedding.d_embed", default, to_setting, lambda _, config: config.embed_width)
 
 
+def opt_embedding_width() -> Field:
+    """Map the width of OPT's embedding, which a tied output matrix shares.
+
+    A matrix of its own would be as wide in transformers, behind a projection that ours lacks.
+    """
+    name, tied = "word_embed_proj_dim", "tie_word_embeddings"
+    if_other = none_if_equal("hidden_size")
+
+    def to_setting(value: Any, hf_config: HFConfig) -> int | None:
+        width = if_other(value, hf_config)
+        if width is not None and hf_config.get(tied, True) is False:
+            raise SettingError(
+                f"config.json: {name}={value!r} with {tied}=False is not supported: {name} should be "
+                f"hidden_size={hf_config['hidden_size']!r}, or {tied} true"
+            )
+        return width
+
+    return embedding_width(name, None, to_setting)
+
+
 # the number whose root divides the products of queries and keys; None: the width of a head
 QUERY_SCALAR = Field(
     "query_pre_attn_scalar",

@@ -365,6 +365,11 @@ def empty_index(folder):
             "apply_residual_connection",
         ),
         (
+            "opt",
+            configured(word_embed_proj_dim=16, tie_word_embeddings=False),
+            "word_embed_proj_dim=16 with tie_word_embeddings=False is not supported: .* hidden_size=32",
+        ),
+        (
             "bloom_alibi",
             configured(pretraining_tp=2, slow_but_exact=True),
             "slow_but_exact=True with pretraining_tp=2 is not supported, since .* leaves out biases",
@@ -421,6 +426,13 @@ def test_a_gpt_j_rotates_as_many_features_as_its_file_says(head_width, rotated):
     theirs |= {"n_embd": 4 * head_width, "n_head": 4, "rotary_dim": rotated}
     config = model_config(theirs, [])
     assert config.rotary_width == rotated and config_json(config)["rotary_dim"] == rotated
+
+
+def test_a_narrower_embedding_is_written_only_where_it_is_the_output_matrix_too():
+    config = changes(PRESETS["opt-125m"], {"embedding.d_embed": 512})
+    assert config_json(config)["word_embed_proj_dim"] == 512
+    with pytest.raises(SettingError, match="no published family computes this model"):
+        config_json(change(config, "output.logits", "separate"))
 
 
 @pytest.mark.parametrize(("width", "heads"), [(3, 4), (3, 2), (4, 0)])
