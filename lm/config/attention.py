@@ -108,7 +108,10 @@ class RotaryConfig:
             first = floor(self._feature_with_turns(self.beta_fast, turns[0], width))
             last = ceil(self._feature_with_turns(self.beta_slow, turns[0], width))
             first, last = max(first, 0), min(last, width - 1)
-            return 1 - (np.arange(width // 2) - first) / max(last - first, 1e-3)
+            # Below 0 where no feature makes beta_slow turns, so that all are kept, and where all make more
+            # than beta_fast, so that all are stretched: the released program does so.
+            span = last - first or 1e-3
+            return 1 - (np.arange(width // 2) - first) / span
         return np.ones_like(turns)
 
     def _feature_with_turns(self, count: float, first_turns: float, width: int) -> float:

@@ -224,9 +224,10 @@ def _current_names(family: Family, stored_names: Collection[str]) -> dict[str, s
                 name = name.removesuffix(old) + new
         for other, module in family.other_modules.items():
             if _is_in(name, (other,)):
-                name = module + name.removeprefix(other)
+                name = (module + name.removeprefix(other)).removeprefix(".")
                 break
-        if not has_prefix and name not in names_without_prefix:
+        lacks_prefix = not has_prefix and not name.startswith(family.tensor_prefix)
+        if lacks_prefix and name not in names_without_prefix:
             name = family.tensor_prefix + name
         if name in current or name in stored_names:  # another has this name today; this one keeps its own
             name = stored

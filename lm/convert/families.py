@@ -18,6 +18,7 @@ from lm.convert.fields import (
     QUERY_SCALAR,
     T5_MAX_DISTANCE,
     activation,
+    bloom_parts,
     bos_token,
     choice,
     deberta_convolution,
@@ -34,6 +35,7 @@ from lm.convert.fields import (
     key_value_heads,
     modernbert_rope,
     none_if_equal,
+    opt_embedding_width,
     pad_token,
     rope_fields,
     rotated_features,
@@ -185,6 +187,7 @@ T5 = Family(
         *_t5_stack("decoder", _t5_feed_forward("decoder")),
     ),
     tied_modules=("encoder.embed_tokens", "decoder.embed_tokens"),
+    other_modules={"transformer": ""},  # of T5ForSequenceClassification
 )
 
 # Chung et al. 2023: relative biases in every layer
@@ -687,6 +690,7 @@ BLOOM = Family(
         pad_token(3),  # as in all published files; transformers has no default
         eos_token(2),
         bos_token(),
+        bloom_parts(),
     ),
     derived={"mlp.d_ff": lambda settings: 4 * settings["d_model"]},
     supported_values={"apply_residual_connection_post_layernorm": False},
@@ -695,8 +699,8 @@ BLOOM = Family(
         "num_attention_heads": "n_head",
         "num_hidden_layers": "n_layer",
     },
-    # The same products computed in parts, and a width that is never read: it is four times hidden_size.
-    ignored=("pretraining_tp", "slow_but_exact", "n_inner", "attention_softmax_in_fp32"),
+    # The width is never read: it is four times hidden_size.
+    ignored=("n_inner", "attention_softmax_in_fp32"),
     base_model_prefix="transformer",
     base_model=(
         embedding("embed", "word_embeddings"),
@@ -875,7 +879,7 @@ OPT = Family(
         eos_token(2),
         bos_token(),
         choice("do_layer_norm_before", "residual", {True: "pre-norm", False: "post-norm"}, True),
-        embedding_width("word_embed_proj_dim", None, none_if_equal("hidden_size")),
+        opt_embedding_width(),
     ),
     supported_values={
         "enable_bias": True,
@@ -956,6 +960,7 @@ LLAMA = Family(
     ignored=("pretraining_tp",),
     base_model_prefix="model",
     base_model=_llama_body(_LLAMA_ATTENTION, _LLAMA_MLP, _LLAMA_NORMS),
+    other_modules={"transformer": "model"},  # of LlamaForQuestionAnswering
 )
 _LLAMA_FIELDS_WITHOUT_BIAS = without(LLAMA.fields, "bias", "mlp.bias")
 
@@ -1081,7 +1086,7 @@ GEMMA = replace(
             "hidden_act", "mlp.activation", _GEMMA_ACTIVATIONS | {"gelu": "gated-gelu"}, "gelu_pytorch_tanh"
         ),
     ),
-    supported_values={"use_bidirectional_attention": None},
+    supported_values={"use_bidirectional_attention": False},
     ignored=("hidden_activation",),
 )
 
@@ -1445,6 +1450,8 @@ ALBERT = replace(
         "Albert", "classes", "regression", "choice", pool="first", dense="albert.pooler", activation="tanh"
     ),
     template=replace(BERT.template, shared_layers=True),
+    # A single layer has none to share its parameters with.
+    derived={"shared_layers": lambda settings: settings["num_encoder_layers"] > 1},
     fields=override(
         BERT.fields,
         Field("hidden_dropout_prob", "dropout", 0.0),

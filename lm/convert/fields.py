@@ -145,6 +145,26 @@ def embedding_width(name: str, default: int | None, to_setting: Callable[[Any, H
     return Field(name, "embedding.d_embed", default, to_setting, lambda _, config: config.embed_width)
 
 
+def opt_embedding_width() -> Field:
+    """Map the width of OPT's embedding, which a tied output matrix shares.
+
+    A matrix of its own would be as wide in transformers, behind a projection that ours lacks.
+    """
+    name, tied = "word_embed_proj_dim", "tie_word_embeddings"
+    if_other = none_if_equal("hidden_size")
+
+    def to_setting(value: Any, hf_config: HFConfig) -> int | None:
+        width = if_other(value, hf_config)
+        if width is not None and hf_config.get(tied, True) is False:
+            raise SettingError(
+                f"config.json: {name}={value!r} with {tied}=False is not supported: {name} should be "
+                f"hidden_size={hf_config['hidden_size']!r}, or {tied} true"
+            )
+        return width
+
+    return embedding_width(name, None, to_setting)
+
+
 # the number whose root divides the products of queries and keys; None: the width of a head
 QUERY_SCALAR = Field(
     "query_pre_attn_scalar",
@@ -245,6 +265,25 @@ def falcon_architecture() -> FieldGroup:
 
     settings = ("residual", "attention.num_key_value_heads")
     return FieldGroup((new, multi_query, kv_heads, parallel, num_norms), settings, read, write)
+
+
+def bloom_parts() -> FieldGroup:
+    """Check that the products of BLOOM's output layers are not computed in parts.
+
+    With both fields transformers adds up parts of each product, and leaves the bias out.
+    """
+    number, is_used = "pretraining_tp", "slow_but_exact"
+
+    def read(hf_config: HFConfig) -> Settings:
+        if hf_config.get(is_used) and (hf_config.get(number) or 1) > 1:
+            given = f"{is_used}={hf_config[is_used]!r} with {number}={hf_config[number]!r}"
+            raise SettingError(
+                f"config.json: {given} is not supported, since transformers then leaves out biases: "
+                f"{is_used} should be false"
+            )
+        return {}
+
+    return FieldGroup((number, is_used), (), read, lambda _: {})
 
 
 # --- T5

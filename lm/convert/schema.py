@@ -379,7 +379,8 @@ class Family:
     output_layers: tuple[Parameters, ...] = (linear("head", "lm_head"),)
     output_matrix: str = "lm_head"  # module whose weight repeats the embedding in models that tie the two
     tied_modules: tuple[str, ...] = ()  # other modules whose weight repeats the embedding
-    # Other names of modules in some files -> their names here; of two that fit, the first is taken.
+    # Other names of modules in some files -> their names here, "" where the names begin with those of the
+    # modules within; of two that fit, the first is taken.
     other_modules: Mapping[str, str] = field(default_factory=dict)
     unread_modules: tuple[str, ...] = ()  # modules of some files that transformers leaves out too
 

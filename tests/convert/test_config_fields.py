@@ -480,6 +480,10 @@ def test_what_published_files_switch_off_or_leave_out_is_read():
     assert read_with("mistral", off) == replace(
         read_with("mistral", {}), published=read_with("mistral", off).published
     )
+    causal = {"use_bidirectional_attention": False}
+    assert semantic_settings(read_with("gemma2", causal)) == semantic_settings(read_with("gemma2", {}))
+    for exact in ({"pretraining_tp": 4, "slow_but_exact": False}, {"slow_but_exact": True}):
+        assert read_with("bloom_alibi", exact) == read_with("bloom_alibi", {})
     unsaid = {"rope_parameters": "left out", "rope_theta": "left out"}
     assert read_with("mixtral", unsaid).positions.rotary.base == 1e6
     assert read_with("mistral", unsaid).positions.rotary.base == 1e4

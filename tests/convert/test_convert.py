@@ -21,6 +21,7 @@ from experiments.cli.convert import export_checkpoint, import_checkpoint
 from experiments.evaluate.generation import Filling, fill_gaps
 from experiments.runs.stages import stages_of
 from experiments.runs.trained import open_run
+from lm.batch import Batch, Side
 from lm.config.base import SettingError, change, changes
 from lm.config.layers import AttentionConfig, MlpConfig
 from lm.config.mesh import MeshConfig
@@ -270,6 +271,48 @@ def test_a_fine_tuned_model_is_read_without_its_head(name, pretraining_head, cla
         np.testing.assert_array_equal(x, expected[path])
 
 
+@pytest.mark.parametrize(
+    ("name", "prefix", "class_name", "head"),
+    [
+        ("llama_gqa", "model.", "LlamaForQuestionAnswering", "qa_outputs"),
+        ("qwen3", "model.", "Qwen3ForQuestionAnswering", "qa_outputs"),
+        ("t5_v1_0", "", "T5ForSequenceClassification", "classification_head.out_proj"),
+    ],
+)
+def test_a_class_that_calls_its_base_model_transformer_is_read_without_its_head(
+    name, prefix, class_name, head, tmp_path
+):
+    folder, tensors = copied(name, tmp_path / "in")
+    tensors.pop("lm_head.weight", None)
+    renamed = {f"transformer.{key.removeprefix(prefix)}": tensor for key, tensor in tensors.items()}
+    save_file(renamed | {f"{head}.weight": np.ones((2, 32), np.float32)}, folder / MODEL)
+    configured(architectures=[class_name])(folder)
+    found, expected = (named(load(each)[1]) for each in (folder, GOLDEN / name))
+    assert expected.keys() - found.keys() <= {"head.kernel"}
+    for path, x in found.items():
+        np.testing.assert_array_equal(x, expected[path])
+
+
+def test_an_albert_of_one_layer_is_the_first_layer_of_a_deeper_one_and_saved_to_the_byte(tmp_path):
+    folder, _ = copied("albert", tmp_path / "in")
+    configured(num_hidden_layers=1)(folder)
+    _, model = load(folder)
+    batch = Batch(encoder=Side(tokens=np.arange(3, 11)[None]))
+    _, deeper = load(GOLDEN / "albert")
+    np.testing.assert_allclose(
+        model.features(batch), deeper.hidden_states(batch)["encoder"][1], atol=1e-6, rtol=1e-6
+    )
+    save(model, tmp_path / "out")
+    for file in ("config.json", MODEL):
+        written = (tmp_path / "out" / file).read_bytes()
+        if file == MODEL:
+            assert written == (folder / file).read_bytes()
+        else:
+            assert json.loads(written) == json.loads((folder / file).read_text())
+    config = changes(model.config, {"published": "", "embedding.d_embed": 8})
+    assert config_json(config)["model_type"] == "albert"
+
+
 def test_every_misfit_of_a_checkpoint_is_listed_at_once(tmp_path):
     folder, tensors = copied("t5_v1_0", tmp_path / "in")
     del tensors["encoder.block.1.layer.0.SelfAttention.k.weight"]
@@ -320,6 +363,16 @@ def empty_index(folder):
             "bloom_alibi",
             configured(apply_residual_connection_post_layernorm=True),
             "apply_residual_connection",
+        ),
+        (
+            "opt",
+            configured(word_embed_proj_dim=16, tie_word_embeddings=False),
+            "word_embed_proj_dim=16 with tie_word_embeddings=False is not supported: .* hidden_size=32",
+        ),
+        (
+            "bloom_alibi",
+            configured(pretraining_tp=2, slow_but_exact=True),
+            "slow_but_exact=True with pretraining_tp=2 is not supported, since .* leaves out biases",
         ),
         ("llama_gqa", configured(rope_parameters={"rope_type": "dynamic"}), "rope_type='dynamic'"),
         ("albert", configured(num_hidden_groups=2), "num_hidden_groups=2"),
@@ -373,6 +426,13 @@ def test_a_gpt_j_rotates_as_many_features_as_its_file_says(head_width, rotated):
     theirs |= {"n_embd": 4 * head_width, "n_head": 4, "rotary_dim": rotated}
     config = model_config(theirs, [])
     assert config.rotary_width == rotated and config_json(config)["rotary_dim"] == rotated
+
+
+def test_a_narrower_embedding_is_written_only_where_it_is_the_output_matrix_too():
+    config = changes(PRESETS["opt-125m"], {"embedding.d_embed": 512})
+    assert config_json(config)["word_embed_proj_dim"] == 512
+    with pytest.raises(SettingError, match="no published family computes this model"):
+        config_json(change(config, "output.logits", "separate"))
 
 
 @pytest.mark.parametrize(("width", "heads"), [(3, 4), (3, 2), (4, 0)])

@@ -215,6 +215,19 @@ STRETCHED = [
         ],
     ),
     (8, {"scaling": "yarn", "factor": 2.0, "original_length": 16}, 1.0693147181, [1.0, 0.05, 0.005, 0.0005]),
+    # No feature makes a turn in the original length, or all make more than beta_fast.
+    (
+        8,
+        {"scaling": "yarn", "base": 5.0, "factor": 32.0, "original_length": 2},
+        1.3465735903,
+        [1.0, 0.66874031, 0.4472136, 0.29906976],
+    ),
+    (
+        8,
+        {"scaling": "yarn", "base": 2.0, "factor": 32.0, "original_length": 2048},
+        1.3465735903,
+        [0.03125, 0.02627801, 0.022097087, 0.018581361],
+    ),
 ]
 
 
