@@ -4,6 +4,7 @@ Other tests assert the class of an error and the setting or file in it, so that 
 the code and at most once here.
 """
 
+import gc
 import time
 from importlib import import_module
 
@@ -192,9 +193,17 @@ def imported():
     import_module("lm.convert")
 
 
+@pytest.fixture
+def uncollected():
+    """Garbage of earlier tests, whose collection takes 2 s in a long run, is not part of it either."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.parametrize(("words", "named", "mend"), COMMAND_LINES, ids=[line[0] for line in COMMAND_LINES])
 def test_a_mistake_ends_with_an_error_that_names_the_mend_and_leaves_nothing(
-    words, named, mend, tmp_path, monkeypatch, capsys, imported
+    words, named, mend, tmp_path, monkeypatch, capsys, imported, uncollected
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.txt").write_text("A text.\n")
