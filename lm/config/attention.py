@@ -108,8 +108,8 @@ class RotaryConfig:
             first = floor(self._feature_with_turns(self.beta_fast, turns[0], width))
             last = ceil(self._feature_with_turns(self.beta_slow, turns[0], width))
             first, last = max(first, 0), min(last, width - 1)
-            # Below 0 where no feature makes beta_slow turns, so that all are kept, and where all make more
-            # than beta_fast, so that all are stretched: the released program does so.
+            # Below 0, as in the released program, if no feature makes beta_slow turns, so that all are kept,
+            # or if all make more than beta_fast, so that all are stretched.
             span = last - first or 1e-3
             return 1 - (np.arange(width // 2) - first) / span
         return np.ones_like(turns)

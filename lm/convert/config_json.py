@@ -113,10 +113,7 @@ def model_config(hf_config: HFConfig, heads: Collection[str], *, untied: bool = 
             if settings.setdefault(path, value) != value:  # two fields of one setting differ
                 given = f"{field.names[0]}={hf_config[field.names[0]]!r}"
                 raise SettingError(f"config.json: {given} should be {settings[path]!r} here too")
-    output = settings.get("output.logits", "tied")
     settings |= _pretraining_head_settings(family, heads)
-    if family.template.architecture == "encoder":
-        settings["output.logits"] = output if "logits" in heads else "none"
     if untied and family.tie_flag_unreliable:
         settings["output.logits"] = settings["output.logits"].replace("tied", "separate")
     for path, derive in family.derived.items():
@@ -129,13 +126,15 @@ def model_config(hf_config: HFConfig, heads: Collection[str], *, untied: bool = 
 def _pretraining_head_settings(family: Family, heads: Collection[str]) -> Settings:
     """Return the settings that say which pre-training heads a model has, of those the family knows."""
     known = [name for name, path in HEAD_PARAMETERS.items() if name in heads and path in family.parameters]
-    has_logits = "logits" in known  # with a bias
+    has_output_bias = "logits" in known
     settings: Settings = {
         "heads": [name for name in known if name != "logits"],
-        "output.bias": has_logits,
+        "output.bias": has_output_bias,
     }
+    if family.template.architecture == "encoder" and "logits" not in heads:
+        settings["output.logits"] = "none"
     if family.has_masked_lm_head:
-        settings["output.transform"] = has_logits
+        settings["output.transform"] = has_output_bias
     return settings
 
 

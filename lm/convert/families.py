@@ -1215,6 +1215,7 @@ _ENCODER = ModelConfig(
     bias=True,
     residual="post-norm",
     embedding=EmbeddingConfig(norm=True),
+    output=OutputConfig(logits="tied"),
 )
 
 # Sanh et al. 2019

@@ -123,7 +123,7 @@ class RowsOf:
         return ceil(self.tokens / experiment.data.inputs_length)
 
     def __str__(self) -> str:
-        return f"rows of {self.tokens:,} tokens"
+        return f"as many rows as hold {self.tokens:,} tokens"
 
 
 def experts(per_token: int, factor: float) -> Changes:

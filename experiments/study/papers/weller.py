@@ -20,8 +20,9 @@ from lm.objectives.denoising import OBJECTIVES, Objective
 _SCORES = PublishedScores(Path(__file__).with_name("weller_scores.json"))
 STEPS = 360_000  # 1.7 trillion tokens
 RATE = 8e-4  # of the 150M size
-# An update takes this share of the weights at the peak of the rate. Its code does not multiply the decay by
-# the rate, as ours does, but by the rate's share of its peak (StableAdamW of optimi, with ``decouple_lr``).
+# An update takes this share of the weights at the peak of the rate. The paper's code does not multiply the
+# decay by the rate, as ours does, but by the rate's share of its peak (StableAdamW of optimi, with
+# ``decouple_lr``).
 DECAY = 1e-5
 # Likewise in fine-tuning, by ModernBERT's code for MNLI (DecoupledAdamW of Composer).
 TUNING_RATE, TUNING_DECAY = 5e-5, 1e-6

@@ -246,10 +246,7 @@ def test_what_cannot_leave_is_said_in_one_line_before_training_and_refused_with_
         ("history/trigram", None),  # counts have no weights
         ("positions/rotary", "for gpt_neox, model.embedding.scale='sqrt' should be 'none'"),
         ("now/1-encoders/causal", None),  # EuroBERT
-        (
-            "sahoo/1-lm1b/mdlm-33b",
-            "model.norm.kind='layer' should be 'rms'",
-        ),
+        ("sahoo/1-lm1b/mdlm-33b", "model.norm.kind='layer' should be 'rms'"),
     ],
 )
 def test_a_model_without_a_new_head_that_no_family_can_hold_is_named_before_training(row, reason):
